@@ -1,0 +1,7 @@
+"""The signatures' shapes are checked while the tests run."""
+
+from __future__ import annotations
+
+from jaxtyping import install_import_hook
+
+install_import_hook("cutaway", "beartype.beartype")
