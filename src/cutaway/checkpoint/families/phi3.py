@@ -1,0 +1,49 @@
+"""phi3: a llama whose file holds q, k, v in one matrix and gate, up in another, as the network does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutaway.checkpoint.families.family import Family, masks_by_layer, window_of
+from cutaway.checkpoint.families.llama import layout_like_llama, read_like_llama, write_like_llama
+from cutaway.checkpoint.fields import Fields
+from cutaway.checkpoint.layout import Layout, whole
+from cutaway.config import LongRopeScaling, ModelConfig, RotaryConfig
+
+
+def read(f: Fields) -> ModelConfig:
+    """A Phi3Config."""
+    scaling = f.part("rope_scaling")
+    if scaling is not None and scaling.data.get("type") == "yarn":  # an early name of longrope in this family
+        f = Fields({**f.data, "rope_scaling": {**scaling.data, "type": "longrope"}}, f.origin)
+    n_layers = f.count("num_hidden_layers")
+    mask = masks_by_layer([True] * n_layers, f.optional_count("sliding_window"))
+    return read_like_llama(f, n_ctx=4096, eps=1e-5, mask=mask)
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """The inverse of `read`."""
+    fields = write_like_llama(config) | {"sliding_window": window_of(config)}
+    rotary = config.positions[0]
+    if isinstance(rotary, RotaryConfig) and isinstance(rotary.scaling, LongRopeScaling):
+        fields["original_max_position_embeddings"] = rotary.scaling.n_ctx_original
+    return fields
+
+
+def layout(config: ModelConfig) -> Layout:
+    """llama's, with the two fused matrices."""
+    table = layout_like_llama(config)
+    for i in range(config.n_layers):
+        table[f"blocks.{i}.attn.qkv.weight"] = whole(f"model.layers.{i}.self_attn.qkv_proj.weight")
+        table[f"blocks.{i}.ff.gate_up.weight"] = whole(f"model.layers.{i}.mlp.gate_up_proj.weight")
+    return table
+
+
+FAMILY = Family(
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    read=read,
+    write=write,
+    layout=layout,
+    buffers=(r"\.rotary_emb\.inv_freq$",),
+)

@@ -1,0 +1,349 @@
+"""ModelConfig and its parts: what a decoder-only transformer is made of, as frozen data without torch.
+
+`n_` counts, `d_` is a width. The classic of the lecture is the plainest value of every part: a learned position
+table, LayerNorm before each sub-layer, H heads of d/H, a 4d GELU feed-forward, a head tied to the embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar, get_args
+
+from cutaway.errors import ConfigError
+
+# --- norms -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormConfig:
+    """Subtract the mean, divide by the deviation, scale and shift. Source: arXiv:1607.06450."""
+
+    eps: float = 1e-5
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        _positive("norm.eps", self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNormConfig:
+    """Divide by the root mean square, scale by `offset + weight` (Gemma stores weights around 0, offset 1).
+
+    Source: arXiv:1910.07467.
+    """
+
+    eps: float = 1e-6
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("norm.eps", self.eps)
+
+
+NormConfig = LayerNormConfig | RMSNormConfig
+
+# --- positions ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPositionConfig:
+    """Nothing tells this layer where a token stands, except the causal mask."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedPositionConfig:
+    """A table of n_ctx learned rows added to the embeddings: the one weight that depends on a length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """All frequencies divided by `factor`. Source: arXiv:2306.15595."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicScaling:
+    """The base grows with the length once it passes `n_ctx_original` (dynamic NTK).
+
+    Source: transformers, modeling_rope_utils.py.
+    """
+
+    factor: float
+    n_ctx_original: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, a ramp between. Source: Llama 3.1 reference code."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    n_ctx_original: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """A ramp by number of rotations, and a temperature on the scores. Source: arXiv:2309.00071."""
+
+    factor: float
+    n_ctx_original: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """A divisor per frequency, one set up to `n_ctx_original` tokens and one past it. Source: arXiv:2402.13753."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    n_ctx_original: int
+    attention_factor: float
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig:
+    """Rotate pairs of q and k by an angle proportional to the position. Source: arXiv:2104.09864.
+
+    `d_rotary` is how many of the d_head coordinates turn (None: all of them).
+    """
+
+    theta: float = 10_000.0
+    d_rotary: int | None = None
+    scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        _positive("rotary.theta", self.theta)
+        if self.d_rotary is not None and (self.d_rotary < 2 or self.d_rotary % 2):
+            raise ConfigError(f"rotary.d_rotary = {self.d_rotary}: it must be an even number of 2 or more")
+
+
+PositionConfig = LearnedPositionConfig | RotaryConfig | NoPositionConfig
+
+# --- masks -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalMaskConfig:
+    """A query sees itself and everything before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowMaskConfig:
+    """A query sees itself and the `size - 1` positions before it. Source: arXiv:2004.05150."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _count("mask.size", self.size)
+
+
+MaskConfig = CausalMaskConfig | WindowMaskConfig
+
+# --- sub-layers --------------------------------------------------------------------------------------------
+
+QKNorm = Literal["head", "width"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """How heads read: biases, the scale of the scores (None: 1/√d_head), a soft cap on them, a norm on q and k.
+
+    `qk_norm` "head" normalises each head alone (Qwen 3), "width" all heads of a token together (OLMo 2).
+    """
+
+    qkv_bias: bool = False
+    out_bias: bool = False
+    scale: float | None = None
+    soft_cap: float | None = None
+    qk_norm: QKNorm | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("attention.qk_norm", self.qk_norm, (*get_args(QKNorm), None))
+        for name in ("scale", "soft_cap"):
+            if getattr(self, name) is not None:
+                _positive(f"attention.{name}", getattr(self, name))
+
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardConfig:
+    """The non-linearity, and whether a gate multiplies it (SwiGLU, GeGLU; arXiv:2002.05202)."""
+
+    activation: Activation = "gelu_tanh"
+    gated: bool = False
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("feedforward.activation", self.activation, get_args(Activation))
+
+
+NormPlacement = Literal["pre", "post", "sandwich"]
+
+# --- the model ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer, whole: every size and every choice, validated once.
+
+    `position` and `mask` hold for all layers, or are tuples with one entry a layer. `norm_placement` says where a
+    sub-layer's norm stands: on what it reads ("pre"), on what it adds ("post"), or both ("sandwich").
+    `parallel`: the feed-forward reads the block's input, not what attention made of it.
+
+    Raises:
+        ConfigError: a value out of its range, or values that contradict each other.
+    """
+
+    n_layers: int
+    n_ctx: int
+    d_model: int
+    d_vocab: int
+    n_heads: int
+    n_kv_heads: int = 0  # 0: as many as n_heads
+    d_head: int = 0  # 0: d_model / n_heads
+    d_ff: int = 0  # 0: 4 · d_model
+    norm: NormConfig = field(default_factory=LayerNormConfig)
+    norm_placement: NormPlacement = "pre"
+    parallel: bool = False
+    position: PositionConfig | tuple[PositionConfig, ...] = field(default_factory=LearnedPositionConfig)
+    mask: MaskConfig | tuple[MaskConfig, ...] = field(default_factory=CausalMaskConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    feedforward: FeedForwardConfig = field(default_factory=FeedForwardConfig)
+    tied: bool = True
+    embed_scale: float = 1.0
+    logit_soft_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("n_layers", "n_ctx", "d_model", "d_vocab", "n_heads"):
+            _count(name, getattr(self, name))
+        self._derive()
+        for name in ("n_kv_heads", "d_head", "d_ff"):
+            _count(name, getattr(self, name))
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(
+                f"n_kv_heads = {self.n_kv_heads} does not divide n_heads = {self.n_heads}: "
+                "each key/value head serves the same number of query heads"
+            )
+        _one_of("norm_placement", self.norm_placement, get_args(NormPlacement))
+        _positive("embed_scale", self.embed_scale)
+        if self.logit_soft_cap is not None:
+            _positive("logit_soft_cap", self.logit_soft_cap)
+        for name in ("position", "mask"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != self.n_layers:
+                raise ConfigError(f"{name} lists {len(value)} layers, n_layers is {self.n_layers}: give one each")
+        for position in self.positions:
+            if isinstance(position, RotaryConfig):
+                self._check_rotary(position)
+
+    def _derive(self) -> None:
+        if not self.n_kv_heads:
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        if not self.d_head:
+            if self.d_model % self.n_heads:
+                raise ConfigError(
+                    f"d_model = {self.d_model} is not a multiple of n_heads = {self.n_heads}: "
+                    "change one of them, or give d_head"
+                )
+            object.__setattr__(self, "d_head", self.d_model // self.n_heads)
+        if not self.d_ff:
+            object.__setattr__(self, "d_ff", 4 * self.d_model)
+
+    def _check_rotary(self, rotary: RotaryConfig) -> None:
+        d_rotary = rotary.d_rotary or self.d_head
+        if d_rotary > self.d_head or d_rotary % 2:
+            raise ConfigError(f"rotary turns {d_rotary} coordinates of d_head = {self.d_head}: even, and no more")
+        if isinstance(rotary.scaling, LongRopeScaling):
+            for name in ("short_factor", "long_factor"):
+                n_factors = len(getattr(rotary.scaling, name))
+                if n_factors != d_rotary // 2:
+                    raise ConfigError(f"longrope {name} has {n_factors} entries: {d_rotary // 2} frequencies need one")
+
+    @property
+    def positions(self) -> tuple[PositionConfig, ...]:
+        """The position of each layer."""
+        return self.position if isinstance(self.position, tuple) else (self.position,) * self.n_layers
+
+    @property
+    def masks(self) -> tuple[MaskConfig, ...]:
+        """The mask of each layer."""
+        return self.mask if isinstance(self.mask, tuple) else (self.mask,) * self.n_layers
+
+    @property
+    def attention_scale(self) -> float:
+        """What the scores are multiplied by: 1/√d_head unless the config says otherwise."""
+        return self.attention.scale if self.attention.scale is not None else self.d_head**-0.5
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; every part carries its `kind`, the class name, so that `from_dict` gives an equal config."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelConfig:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ConfigError: a key or kind that does not exist, or a value that does not fit.
+        """
+        return _construct(cls, {name: _parse(value) for name, value in data.items()})
+
+
+_PARTS = {
+    part.__name__: part
+    for union in (NormConfig, PositionConfig, MaskConfig, RopeScaling)
+    for part in get_args(union)
+} | {part.__name__: part for part in (AttentionConfig, FeedForwardConfig)}
+
+T = TypeVar("T")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if type(value).__name__ in _PARTS:
+        return {"kind": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return value
+
+
+def _parse(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_parse(item) for item in value)
+    if isinstance(value, Mapping):
+        kind = value.get("kind")
+        if kind not in _PARTS:
+            raise ConfigError(f"kind = {kind!r} is no part of a model: one of {', '.join(sorted(_PARTS))}")
+        return _construct(_PARTS[kind], {name: _parse(item) for name, item in value.items() if name != "kind"})
+    return value
+
+
+def _construct(cls: type[T], values: dict[str, Any]) -> T:
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{cls.__name__}: {error}") from error
+
+
+def _count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        raise ConfigError(f"{name} = {value!r}: it must be a whole number from 1 to {2**31 - 1}")
+
+
+def _positive(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (0 < value < math.inf):
+        raise ConfigError(f"{name} = {value!r}: it must be a finite number above 0")
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} = {value!r}: one of {', '.join(map(repr, allowed))}")

@@ -1,0 +1,86 @@
+"""The decoder-only transformer: embed → blocks → norm → head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cutaway.config import ModelConfig
+from cutaway.nn.block import Block
+from cutaway.nn.cache import Cache, NoCache
+from cutaway.nn.kernel import soft_cap
+from cutaway.nn.linear import Embedding, Linear
+from cutaway.nn.mask import build_mask
+from cutaway.nn.norm import build_norm
+from cutaway.nn.position import build_position
+from cutaway.nn.tap import IDLE, Tap
+
+
+class Transformer(nn.Module):
+    """Token ids in, the scores of each next token out. No weight but a learned position table knows a length."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = Embedding(config.d_vocab, config.d_model, config.embed_scale)
+        kinds = list(dict.fromkeys(config.positions))  # layers that share a kind share its module
+        self.positions = nn.ModuleList(build_position(kind, config) for kind in kinds)
+        self.position_of = [kinds.index(kind) for kind in config.positions]
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.final_norm = build_norm(config.norm, config.d_model)
+        self.head = Linear(config.d_model, config.d_vocab, bias=False)
+        self.tie()
+
+    def tie(self) -> None:
+        """Let the head share the embedding's table, where the config says so."""
+        if self.config.tied:
+            self.head.weight = self.embed.weight
+
+    def forward(
+        self, tokens: Int[Tensor, "B T"], cache: Cache | None = None, tap: Tap = IDLE
+    ) -> Float[Tensor, "B T V"]:
+        """The logits of every position."""
+        return self.unembed(self.residual(tokens, cache, tap=tap), tap)
+
+    def residual(
+        self,
+        tokens: Int[Tensor, "B T"],
+        cache: Cache | None = None,
+        n_new: Sequence[int] | None = None,
+        tap: Tap = IDLE,
+    ) -> Float[Tensor, "B T D"]:
+        """The residual stream after the last block. Rows of a ragged batch are padded on the right, `n_new` real."""
+        n_rows, n_queries = tokens.shape
+        n_new = [n_queries] * n_rows if n_new is None else n_new
+        memory = NoCache(n_rows) if cache is None else cache
+        memory.prepare(n_queries)
+        starts = memory.lengths
+        tokens = tap("tokens", tokens)
+        positions = tap("positions", positions_of(starts, n_queries, tokens.device))
+        lengths = [start + n for start, n in zip(starts, n_new, strict=True)]
+        rotations = [position.at(positions, lengths) for position in self.positions]
+        masks = {kind: build_mask(kind, starts, n_queries, tokens.device) for kind in set(self.config.masks)}
+
+        x = tap("embed", self.embed(tokens))
+        for position in self.positions:
+            x = position.embed(x, positions, tap)
+        for i, block in enumerate(self.blocks):
+            x = block(x, rotations[self.position_of[i]], masks[self.config.masks[i]], memory.layer(i), tap)
+        memory.advance(n_new)
+        return x
+
+    def unembed(self, x: Float[Tensor, "B T D"], tap: Tap = IDLE) -> Float[Tensor, "B T V"]:
+        """From the residual stream to logits: the final norm, then the head."""
+        logits = self.head(tap("final_norm", self.final_norm(x)))
+        return tap("logits", soft_cap(logits, self.config.logit_soft_cap))
+
+
+def positions_of(starts: Sequence[int], n_queries: int, device: torch.device) -> Int[Tensor, "b T"]:
+    """Absolute positions; one row for all texts where they start together."""
+    steps = torch.arange(n_queries, device=device)
+    if min(starts) == max(starts):
+        return (steps + starts[0])[None]
+    return torch.tensor(starts, device=device)[:, None] + steps

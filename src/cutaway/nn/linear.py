@@ -1,0 +1,31 @@
+"""Linear maps, and the embedding whose table they may share."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cutaway.nn import matvec
+
+
+class Linear(nn.Linear):
+    """y = x Wᵀ + b. A few rows go through the matrix-vector product, which reads the weight at memory speed."""
+
+    def forward(self, x: Float[Tensor, "*axes D_in"]) -> Float[Tensor, "*axes D_out"]:
+        if matvec.applies(x, self.weight):
+            return matvec.matvec(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Embedding):
+    """Token ids to learned rows, times a constant (Gemma: √d_model)."""
+
+    def __init__(self, d_vocab: int, d_model: int, scale: float) -> None:
+        super().__init__(d_vocab, d_model)
+        self.scale = scale
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        rows = F.embedding(tokens, self.weight)
+        # The reference rounds the constant to the weights' type before it multiplies.
+        return rows if self.scale == 1.0 else rows * rows.new_tensor(self.scale)

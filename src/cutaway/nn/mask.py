@@ -1,0 +1,64 @@
+"""Who may look at whom: a pure function of query and key positions, so cached and uncached decoding share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from cutaway.config import MaskConfig, WindowMaskConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """The mask of one pass: T queries a row, the first of row b at position `starts[b]`, over keys 0, 1, 2 …
+
+    A key's slot is its position. Rows of a ragged batch are padded on the right, so a pad always lies in the future
+    of every real query and the causal rule alone hides it.
+    """
+
+    starts: tuple[int, ...]
+    n_queries: int
+    window: int | None  # keys a query sees, itself included; None: its whole prefix
+    device: torch.device | None = None
+
+    @property
+    def n_keys(self) -> int:
+        return max(self.starts) + self.n_queries
+
+    @property
+    def is_triangle(self) -> bool:
+        """The plain square case that fused kernels know by themselves: no past, no window in reach."""
+        return max(self.starts) == 0 and (self.window is None or self.window >= self.n_queries)
+
+    def keys(self, queries: slice) -> slice:
+        """The range of keys that any of these queries may see."""
+        first = min(self.starts) + queries.start - (self.window or self.n_keys) + 1
+        return slice(max(first, 0), max(self.starts) + queries.stop)
+
+    def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 T S"] | None:
+        """True where a query may look; one row for all texts if they start together, None if all is visible."""
+        together = min(self.starts) == max(self.starts)
+        if together and queries.stop - queries.start == 1 and keys == self.keys(queries):
+            return None
+        starts = self.starts[:1] if together else self.starts
+        first = torch.tensor(starts, device=self.device)[:, None]
+        q = first + torch.arange(queries.start, queries.stop, device=self.device)
+        k = torch.arange(keys.start, keys.stop, device=self.device)
+        return rule(q, k, self.window)[:, None]
+
+
+def rule(q: Int[Tensor, "b T"], k: Int[Tensor, "S"], window: int | None) -> Bool[Tensor, "b T S"]:
+    """Key ≤ query, and less than `window` before it."""
+    distance = q[:, :, None] - k
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
+def build_mask(config: MaskConfig, starts: Sequence[int], n_queries: int, device: torch.device) -> Mask:
+    """The mask of one pass under `config`."""
+    window = config.size if isinstance(config, WindowMaskConfig) else None
+    return Mask(starts=tuple(starts), n_queries=n_queries, window=window, device=device)
