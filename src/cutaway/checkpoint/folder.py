@@ -83,6 +83,17 @@ def load_folder(
     return network, report
 
 
+def end_ids_of(folder: Path) -> frozenset[int]:
+    """The ids that end a text, from every file that names some: config.json and generation_config.json."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            value = read_json(folder / name).get("eos_token_id")
+            ids = value if isinstance(value, list) else [value]
+            found |= {i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
+    return frozenset(found)
+
+
 def native_family(config: ModelConfig, preferred: str | None = None) -> tuple[Family, dict[str, Any]]:
     """A family whose config says exactly this architecture, and that config.
 
@@ -121,7 +132,9 @@ def save_folder(
     if network.config.tied:
         del layout[HEAD]
     parameters = {name: p.detach().cpu() for name, p in network.named_parameters()}
-    data = {**data, **(extra or {}), "torch_dtype": _dtype_name(next(iter(parameters.values())).dtype)}
+    # Named even where there is none: the classes' own defaults may lie outside this vocabulary.
+    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    data = {**data, **no_ids, **(extra or {}), "torch_dtype": _dtype_name(next(iter(parameters.values())).dtype)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_weights(parameters, layout, folder, shard_bytes)

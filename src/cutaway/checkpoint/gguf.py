@@ -122,8 +122,9 @@ class GGUFFile:
     def _drop_pages(self, offset: int, n_bytes: int) -> None:
         """Give back the memory of pages that have been read; the system may still cache the file."""
         if hasattr(self._map, "madvise"):
-            start = offset - offset % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, offset + n_bytes - start)
+            # The last page stays for the next chunk: dropped and touched again, it would bring its neighbours back.
+            start, end = (at - at % mmap.PAGESIZE for at in (offset, offset + n_bytes))
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def close(self) -> None:
         """Unmap the file; tensors already read stay valid."""

@@ -72,10 +72,10 @@ def download(
 
 def cached_models() -> Iterator[tuple[str, Path, int]]:
     """Name, path and size [bytes] of each model in huggingface_hub's cache that Cutaway can load."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     try:
-        cache = scan_cache_dir()
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, OSError, ValueError):
         return
     for repo in sorted(cache.repos, key=lambda repo: repo.repo_id):
@@ -108,7 +108,7 @@ def _is_whole(folder: Path) -> bool:
     """Whether there is a config.json and every shard that the shards' names announce (…-00001-of-00003)."""
     names = [path.name for path in folder.glob("*.safetensors")]
     totals = [int(shard[1]) for name in names if (shard := re.search(r"-of-(\d{5})\.safetensors$", name))]
-    return (folder / "config.json").is_file() and bool(names) and all(n == len(totals) for n in totals)
+    return (folder / "config.json").is_file() and bool(names)
 
 
 def _is_supported(folder: Path) -> bool:

@@ -24,24 +24,6 @@ from torch import Tensor
 
 from cutaway.errors import GenerationError, NumericsError
 
-__all__ = [
-    "Choice",
-    "Removed",
-    "SamplingConfig",
-    "choose",
-    "draw",
-    "keep_known",
-    "keep_min_p",
-    "keep_top_k",
-    "keep_top_p",
-    "new_generator",
-    "penalise",
-    "rank_logprobs",
-    "removed_by_filters",
-    "sample_steps",
-    "scale",
-]
-
 FILTERS = ("known", "top_k", "top_p", "min_p")
 LARGEST = sys.float_info.max
 SMALLEST = math.ulp(0.0)
@@ -75,8 +57,9 @@ class SamplingConfig:
         _require("repetition_penalty", self.repetition_penalty, Real, SMALLEST, LARGEST, "finite, above 0")
 
 
-def _require(field: str, value: Any, kind: type, low: Any, high: Any, allowed: str) -> None:
-    if isinstance(value, bool) or not (isinstance(value, kind) and low <= value <= high):
+def _require(field: str, value: Any, kind: type, low: float | int, high: float | int, allowed: str) -> None:
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not (is_number and low <= value <= high):
         raise GenerationError(f"{field} = {value!r}: use {allowed}")
 
 

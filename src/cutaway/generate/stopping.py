@@ -7,8 +7,6 @@ from typing import Literal
 
 from cutaway.errors import GenerationError
 
-__all__ = ["MAX_STOPS", "FinishReason", "StopMatcher", "StopStrings", "end_tokens"]
-
 FinishReason = Literal["stop", "length"]
 """`stop`: an end token or a stop string; `length`: max_tokens, or the model's context, was reached."""
 
@@ -79,9 +77,9 @@ class StopMatcher:
 
     def finish(self) -> str:
         """The rest, when no more text will come: all that was held, or what precedes a completed stop."""
-        n_held, held = self._longest()
         if self.matched is not None:
             return ""
+        n_held, held = self._longest()
         self._grown = [0] * len(self._stops)
         if self._found is None:
             return held[:n_held]

@@ -42,7 +42,8 @@ def read_like_llama(
     n_layers = f.count("num_hidden_layers")
     d_head = f.count("head_dim", d_head or max(d_model // n_heads, 1))
     n_ctx = f.count("max_position_embeddings", n_ctx)
-    parts.setdefault("position", read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=theta))
+    if "position" not in parts:
+        parts["position"] = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=theta)
     return ModelConfig(
         n_layers=n_layers,
         n_ctx=n_ctx,

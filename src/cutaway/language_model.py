@@ -1,0 +1,338 @@
+"""LanguageModel: a network and its tokenizer, what a user holds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from cutaway.checkpoint.folder import end_ids_of, load_folder, save_folder
+from cutaway.checkpoint.gguf import GGUFFile
+from cutaway.checkpoint.gguf_model import load_gguf
+from cutaway.checkpoint.load import LoadReport
+from cutaway.checkpoint.sources import default_model, resolve
+from cutaway.config import ModelConfig
+from cutaway.errors import ConfigError, ContextError, GenerationError, TokenizerError
+from cutaway.generate.decoding import Generation, Piece, Request, decode, padded
+from cutaway.generate.sampling import Choice, SamplingConfig
+from cutaway.generate.stopping import FinishReason, StopStrings
+from cutaway.network import Transformer
+from cutaway.text.gguf_tokenizer import tokenizer_from_gguf
+from cutaway.text.ids import IdTokenizer
+from cutaway.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What came of one prompt.
+
+    `tokens` are the new ids, an end token included; `passes` counts forward passes over this text: one a token.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    passes: int
+    n_prompt: int
+    choices: list[Choice]
+
+    @property
+    def logprobs(self) -> list[tuple[float, tuple[tuple[int, float], ...]]] | None:
+        """Each token's log-probability and the best alternatives [nats], if asked for."""
+        if not self.choices or self.choices[0].logprob is None:
+            return None
+        return [(choice.logprob or 0.0, choice.top_logprobs) for choice in self.choices]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "passes": self.passes,
+            "n_prompt": self.n_prompt,
+            "logprobs": None if self.logprobs is None else [list(entry) for entry in self.logprobs],
+        }
+
+
+class LanguageModel:
+    """A transformer that reads and writes text. Wherever text goes in, token ids go in too."""
+
+    def __init__(
+        self, network: Transformer, tokenizer: Tokenizer | IdTokenizer, report: LoadReport, end_ids: frozenset[int]
+    ) -> None:
+        self.network = network.eval()
+        self.tokenizer = tokenizer
+        self.report = report
+        self.end_ids = end_ids
+
+    @property
+    def config(self) -> ModelConfig:
+        """The architecture."""
+        return self.network.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.network.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        return self.network.embed.weight.dtype
+
+    def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> list[int]:
+        """Text to ids. Text that looks like a special token is plain text unless `special`."""
+        return self.tokenizer.encode(text, special=special, bos=bos)
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+        """Ids to text, exactly."""
+        return self.tokenizer.decode(tokens, skip_special=skip_special)
+
+    def logits(self, prompt: Prompt | Sequence[Prompt]) -> Tensor | list[Tensor]:
+        """The scores of each next token [T V]; a list of prompts gives a list, each as if alone.
+
+        Raises:
+            ContextError: a prompt longer than the context.
+            TokenizerError: an id outside the vocabulary.
+        """
+        if is_prompt(prompt):
+            return self._logits([self.ids(prompt)])[0]
+        return self._logits([self.ids(one) for one in prompt])
+
+    @torch.inference_mode()
+    def _logits(self, texts: list[list[int]]) -> list[Tensor]:
+        if not texts:
+            return []
+        tokens, n_real = padded(texts, self.device)
+        logits = self.network(tokens) if min(n_real) == max(n_real) else self._ragged(tokens, n_real)
+        return [row[:n] for row, n in zip(logits, n_real, strict=True)]
+
+    def _ragged(self, tokens: Tensor, n_real: list[int]) -> Tensor:
+        return self.network.unembed(self.network.residual(tokens, n_new=n_real))
+
+    def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Output | list[Output]:
+        """Continue a prompt, or a list of prompts together, each as it would be alone.
+
+        Options are those of `stream`.
+        """
+        if is_prompt(prompt):
+            return self._run([prompt], **options)[0]
+        return self._run(list(prompt), **options)
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
+        """Continue a prompt, piece by piece; joined, the pieces are `generate`'s text.
+
+        Args:
+            max_tokens: new tokens at most [256].
+            temperature: 0 is greedy [0.8].
+            top_k, top_p, min_p, repetition_penalty: see SamplingConfig [off].
+            stop: a string or several that end the text and are not part of it.
+            seed: makes the run repeatable; None draws one.
+            cache: False re-runs the whole text for every token, as the lecture's loop does.
+            logprobs: how many best alternatives to report with each token [0: nothing].
+        Raises:
+            GenerationError: an option out of its range.
+            ContextError: a prompt longer than the context.
+        """
+        for _, piece in self.run([prompt], **options):
+            if piece.text:
+                yield piece.text
+
+    def _run(self, prompts: list[Prompt], **options: Any) -> list[Output]:
+        generations = self.generations(prompts, **options)
+        texts = {id(g): "" for g in generations}
+        for generation, piece in decode(self.network, generations, use_cache=options.get("cache", True)):
+            texts[id(generation)] += piece.text
+        return [output_of(g, texts[id(g)]) for g in generations]
+
+    def run(self, prompts: Sequence[Prompt], **options: Any) -> Iterator[tuple[Generation, Piece]]:
+        """Every step of several prompts as it happens: the text so far and the piece it grew by."""
+        generations = self.generations(prompts, **options)
+        return decode(self.network, generations, use_cache=options.get("cache", True))
+
+    def generations(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        cache: bool = True,
+        logprobs: int = 0,
+        explain: bool = False,
+    ) -> list[Generation]:
+        """The prompts, checked and ready to decode."""
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+            raise GenerationError(f"max_tokens = {max_tokens!r}: it must be a whole number of 0 or more")
+        if not isinstance(logprobs, int) or not 0 <= logprobs <= self.config.d_vocab:
+            raise GenerationError(f"logprobs = {logprobs!r}: it must be a whole number from 0 to {self.config.d_vocab}")
+        sampling = SamplingConfig(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+        )
+        stops = StopStrings(stop)
+        return [
+            Generation(
+                Request(
+                    prompt=tuple(self.ids(prompt)),
+                    max_tokens=max_tokens,
+                    sampling=sampling,
+                    stops=stops,
+                    end_ids=self.end_ids,
+                    seed=seed,
+                    n_logprobs=logprobs or None,
+                    explain=explain,
+                    n_known=min(self.tokenizer.d_vocab, self.config.d_vocab),
+                ),
+                self.tokenizer.stream(skip_special=True),
+                self.config.n_ctx,
+            )
+            for prompt in prompts
+        ]
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """A prompt's ids, checked against the vocabulary and the context; nothing becomes BOS, if there is one.
+
+        Raises:
+            GenerationError: an empty prompt for a model without BOS.
+        """
+        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if not ids:
+            if self.tokenizer.bos_id is None:
+                raise GenerationError("the prompt is empty and this model has no begin token: give it some text")
+            ids = [self.tokenizer.bos_id]
+        for token in (min(ids), max(ids)):
+            if not 0 <= token < self.config.d_vocab:
+                raise TokenizerError(f"token id {token} is outside the vocabulary: 0 to {self.config.d_vocab - 1}")
+        if len(ids) > self.config.n_ctx:
+            raise ContextError(
+                f"the prompt has {len(ids)} tokens, the model's context is {self.config.n_ctx}: shorten the prompt"
+            )
+        return ids
+
+    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a folder that transformers loads as its native class, tokenizer included."""
+        network = self.network if dtype is None else copy.deepcopy(self.network).to(dtype)
+        end_ids = sorted(self.end_ids)
+        ids = {
+            "bos_token_id": self.tokenizer.bos_id,
+            "eos_token_id": end_ids[0] if len(end_ids) == 1 else end_ids or None,
+            "pad_token_id": self.tokenizer.pad_id,
+        }
+        # A file may carry ids that its own vocabulary does not have; transformers refuses those.
+        ids = {name: value if _inside(value, self.config.d_vocab) else None for name, value in ids.items()}
+        self.tokenizer.save(Path(folder))
+        save_folder(network, Path(folder), preferred=self.report.family, extra=ids)
+
+
+def load(
+    name: str | Path | None = None,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+    progress: bool = True,
+) -> LanguageModel:
+    """Load a model: a bundled one, an alias, a folder, a .gguf file, or a Hub id.
+
+    Args:
+        name: None takes the default, or what CUTAWAY_MODEL names.
+        dtype: "float32", "bfloat16", "float16" or a torch type; None keeps what the file stores, and makes
+            quantised weights float32.
+        device: None takes a GPU if there is one.
+        revision: of a Hub id.
+    Raises:
+        CheckpointError: no such model, damaged or unsupported files.
+        ConfigError: a config that cannot be built.
+    """
+    path = resolve(name if name is not None else default_model(), revision=revision, progress=progress)
+    dtype = as_dtype(dtype)
+    device = as_device(device)
+    if path.suffix == ".gguf":
+        with GGUFFile(path) as file:
+            network, report = load_gguf(file, dtype, device)
+            tokenizer = tokenizer_from_gguf(file.metadata)
+        named_ends: frozenset[int] = frozenset()
+    else:
+        network, report = load_folder(path, dtype, device)
+        tokenizer = Tokenizer.from_folder(path)
+        named_ends = end_ids_of(path)
+    reader = tokenizer or IdTokenizer(network.config.d_vocab)
+    return LanguageModel(network, reader, report, end_ids=reader.eos_ids | named_ends)
+
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+}
+
+
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A type by its name.
+
+    Raises:
+        ConfigError: an unknown name, or a type no model runs in.
+    """
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in DTYPES.values():
+        raise ConfigError(f"dtype = {dtype!r}: use float32, bfloat16 or float16")
+    return found
+
+
+def as_device(device: torch.device | str | None) -> torch.device:
+    """A device by its name; None takes a GPU if there is one.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise ConfigError(f"device = {str(device)!r} cannot be used here ({reason}): try cpu") from error
+    return torch.device(device)
+
+
+def _inside(ids: int | list[int] | None, d_vocab: int) -> bool:
+    return ids is not None and all(0 <= i < d_vocab for i in ([ids] if isinstance(ids, int) else ids))
+
+
+def output_of(generation: Generation, text: str) -> Output:
+    """The result of a finished text."""
+    assert generation.finish_reason is not None
+    n_prompt = len(generation.request.prompt)
+    return Output(
+        text=text,
+        tokens=generation.tokens[n_prompt:],
+        finish_reason=generation.finish_reason,
+        passes=len(generation.choices),
+        n_prompt=n_prompt,
+        choices=generation.choices,
+    )
+
+
+def is_prompt(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
+    """Whether this is one prompt, as text or ids, and not several. An empty list is no prompts."""
+    if isinstance(prompt, str):
+        return True
+    if isinstance(prompt, Tensor):
+        return prompt.ndim == 1
+    return len(prompt) > 0 and not isinstance(prompt[0], str | Sequence | Tensor)

@@ -1,0 +1,463 @@
+"""GGUF files: what a good one gives, and that a bad one gives one named error and no large allocation."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import sys
+import tracemalloc
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFEndian
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cutaway.checkpoint.gguf import GGUFFile, TensorInfo
+from cutaway.errors import CutawayError, DamagedFileError, SourceError, UnsupportedError
+
+WEIGHTS = np.linspace(-1, 1, 2 * 64, dtype=np.float32).reshape(2, 64)
+
+
+def write(path: Path, endianess: GGUFEndian = GGUFEndian.LITTLE) -> Path:
+    """A small file by the library's writer: all value types, four tensor types."""
+    writer = gguf.GGUFWriter(path, "llama", endianess=endianess)
+    writer.add_uint32("llama.block_count", 2)
+    writer.add_float32("llama.rope.freq_base", 10000.0)
+    writer.add_uint8("u8", 255)
+    writer.add_int8("i8", -128)
+    writer.add_uint16("u16", 65535)
+    writer.add_int16("i16", -32768)
+    writer.add_uint64("u64", 2**64 - 1)
+    writer.add_int64("i64", -(2**63))
+    writer.add_float64("f64", 0.1)
+    writer.add_bool("tokenizer.ggml.add_bos_token", False)
+    writer.add_array("tokenizer.ggml.tokens", ["<s>", "Ġthe", "👍", "a\x00b"])
+    writer.add_array("tokenizer.ggml.scores", [0.0, -1.0, -2.5, 4.0])
+    writer.add_array("tokenizer.ggml.token_type", [3, 1, 1, 1])
+    writer.add_tensor("f32", WEIGHTS)
+    writer.add_tensor("f16", WEIGHTS.astype(np.float16))
+    for name in ("BF16", "Q8_0"):
+        kind = GGMLQuantizationType[name]
+        writer.add_tensor(name.lower(), gguf.quants.quantize(WEIGHTS, kind).view(np.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("gguf") / "small.gguf")
+
+
+# --- a good file ---
+
+
+def test_metadata_has_every_value_with_its_type(small: Path):
+    with GGUFFile(small) as file:
+        assert file.architecture == "llama"
+        assert file.metadata == {
+            "general.architecture": "llama",
+            "llama.block_count": 2,
+            "llama.rope.freq_base": 10000.0,
+            "u8": 255,
+            "i8": -128,
+            "u16": 65535,
+            "i16": -32768,
+            "u64": 2**64 - 1,
+            "i64": -(2**63),
+            "f64": 0.1,
+            "tokenizer.ggml.add_bos_token": False,
+            "tokenizer.ggml.tokens": ["<s>", "Ġthe", "👍", "a\x00b"],
+            "tokenizer.ggml.scores": [0.0, -1.0, -2.5, 4.0],
+            "tokenizer.ggml.token_type": [3, 1, 1, 1],
+        }
+        assert file.metadata["tokenizer.ggml.add_bos_token"] is False
+
+
+def test_x11_a_missing_pre_tokenizer_stays_missing(small: Path):
+    """X11: the reader puts no default in its place, so the tokenizer can refuse."""
+    with GGUFFile(small) as file:
+        assert "tokenizer.ggml.pre" not in file.metadata
+
+
+def test_tensors_are_listed_in_torch_s_order(small: Path):
+    with GGUFFile(small) as file:
+        found = [(i.name, i.shape, i.type_name, i.n_bytes) for i in file.tensors.values()]
+        assert found == [
+            ("f32", (2, 64), "F32", 512),
+            ("f16", (2, 64), "F16", 256),
+            ("bf16", (2, 64), "BF16", 256),
+            ("q8_0", (2, 64), "Q8_0", 136),
+        ]
+        info = file.tensors["f32"]
+        assert small.read_bytes()[info.offset : info.offset + info.n_bytes] == WEIGHTS.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [("f32", torch.float32, 0), ("f16", torch.float16, 5e-4), ("bf16", torch.bfloat16, 4e-3)]
+    + [("q8_0", torch.float32, 5e-3)],
+)
+def test_read_keeps_the_stored_type_and_outlives_the_file(
+    small: Path, name: str, dtype: torch.dtype, tolerance: float
+):
+    with GGUFFile(small) as file:
+        tensor = file.read(name)
+    assert tensor.dtype == dtype
+    torch.testing.assert_close(tensor.float(), torch.from_numpy(WEIGHTS), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_read_converts_once_from_the_exact_values(small: Path, name: str, dtype: torch.dtype):
+    with GGUFFile(small) as file:
+        assert torch.equal(file.read(name, dtype), file.read(name).to(dtype))
+
+
+def test_read_of_an_unknown_name_is_a_key_error(small: Path):
+    with GGUFFile(small) as file, pytest.raises(KeyError, match="missing"):
+        file.read("missing")
+
+
+@pytest.mark.parametrize(
+    ("type_name", "shape"), [("F32", (7, 12000)), ("Q4_1", (7, 12000)), ("Q6_K", (3, 25600))]
+)
+def test_tensors_longer_than_a_chunk_equal_the_library_s(
+    tmp_path: Path, type_name: str, shape: tuple[int, int]
+):
+    kind = GGMLQuantizationType[type_name]
+    row_bytes = gguf.quant_shape_to_byte_shape(shape, kind)[1] * (4 if type_name == "F32" else 1)
+    if type_name == "F32":
+        row_bytes = shape[1] * 4
+    # Bytes below 0x70 make every half and float finite.
+    stored = np.random.default_rng(0).integers(0, 0x70, (shape[0], row_bytes), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "long.gguf", "llama")
+    writer.add_tensor("w", stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with GGUFFile(tmp_path / "long.gguf") as file:
+        np.testing.assert_array_equal(
+            file.read("w").numpy(), gguf.quants.dequantize(stored, kind).reshape(shape)
+        )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident file pages are read from /proc")
+def test_pages_of_the_file_do_not_stay_in_memory(tmp_path: Path):
+    n_bytes = 16 << 20
+    path = tmp_path / "large.gguf"
+    path.write_bytes(gguf_file(tensors=[tensor("w", dims=(n_bytes // 4,))], data=b""))
+    os.truncate(path, path.stat().st_size + n_bytes)
+
+    def resident_file_bytes() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"RssFile:\s+(\d+) kB", status)[1]) * 1024
+
+    with GGUFFile(path) as file:
+        before = resident_file_bytes()
+        weights = file.read("w")
+        assert resident_file_bytes() - before < n_bytes // 8
+        assert weights.shape == (n_bytes // 4,)
+
+
+# --- files written by hand, byte by byte ---
+
+
+def string(text: str | bytes) -> bytes:
+    raw = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def entry(key: str | bytes, kind: int, value: bytes) -> bytes:
+    return string(key) + struct.pack("<I", kind) + value
+
+
+def array(kind: int, length: int, values: bytes = b"") -> bytes:
+    return struct.pack("<IQ", kind, length) + values
+
+
+def tensor(name: str, dims: tuple[int, ...] = (8,), kind: int = 0, offset: int = 0) -> bytes:
+    return string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+
+
+ARCHITECTURE = entry("general.architecture", 8, string("llama"))
+UINT32, STRING, ARRAY = 4, 8, 9
+
+
+def gguf_file(
+    *,
+    entries: list[bytes] = [ARCHITECTURE],  # noqa: B006
+    tensors: list[bytes] = [tensor("w")],  # noqa: B006
+    data: bytes = bytes(32),
+    magic: bytes = b"GGUF",
+    version: int = 3,
+    n_tensors: int | None = None,
+    n_entries: int | None = None,
+) -> bytes:
+    counts = (
+        len(tensors) if n_tensors is None else n_tensors,
+        len(entries) if n_entries is None else n_entries,
+    )
+    header = magic + struct.pack("<IQQ", version, *counts) + b"".join(entries) + b"".join(tensors)
+    return header + bytes(-len(header) % 32) + data
+
+
+HUGE = 2**63 - 1
+NESTED = array(ARRAY, 1) * 4 + array(UINT32, 0)
+
+DAMAGED = {
+    "empty": (b"", "the file is empty"),
+    "shorter than the magic": (b"GG", "needs 8 B at byte 0, 2 B of the file are left"),
+    "shorter than the counts": (gguf_file()[:23], "the counts needs 16 B at byte 8, 15 B"),
+    "magic": (gguf_file(magic=b"PK\x03\x04"), r"starts with b'PK\\x03\\x04', a GGUF file with b'GGUF'"),
+    "tensor count": (gguf_file(n_tensors=HUGE), f"{HUGE} tensors and 1 metadata entries need"),
+    "entry count": (gguf_file(n_entries=2**64 - 1), f"1 tensors and {2**64 - 1} metadata entries need"),
+    "one tensor too many": (gguf_file(n_tensors=2, tensors=[tensor("w")] + [b""] * 9), "tensor ''"),
+    "key length": (
+        gguf_file(entries=[struct.pack("<Q", HUGE), ARCHITECTURE], n_entries=1),
+        f"key of metadata entry 0 needs {HUGE} B at byte 32",
+    ),
+    "key encoding": (
+        gguf_file(entries=[entry(b"a\xff", UINT32, bytes(4))]),
+        "entry 0 is not UTF-8 at byte 33",
+    ),
+    "key twice": (gguf_file(entries=[ARCHITECTURE] * 2), "metadata 'general.architecture' appears twice"),
+    "value type": (gguf_file(entries=[entry("k", 13, bytes(4))]), "metadata 'k' has the value type 13"),
+    "value type of an array": (gguf_file(entries=[entry("k", ARRAY, array(99, 0))]), "value type 99"),
+    "string length": (
+        gguf_file(entries=[entry("k", STRING, struct.pack("<Q", HUGE))]),
+        f"metadata 'k' needs {HUGE} B",
+    ),
+    "string encoding": (
+        gguf_file(entries=[entry("k", STRING, string(b"\xc3\x28"))]),
+        "'k' is not UTF-8 at byte",
+    ),
+    "array length": (
+        gguf_file(entries=[entry("k", ARRAY, array(UINT32, HUGE))]),
+        f"'k' has {HUGE} values, 8388608",
+    ),
+    "array past the end": (
+        gguf_file(entries=[entry("k", ARRAY, array(UINT32, 999))]),
+        "'k' needs 3996 B at byte",
+    ),
+    "strings past the end": (
+        gguf_file(entries=[entry("k", ARRAY, array(STRING, 999))]),
+        "metadata 'k' needs",
+    ),
+    "array depth": (gguf_file(entries=[entry("k", ARRAY, NESTED)]), "'k' nests arrays deeper than 4"),
+    "no architecture": (gguf_file(entries=[]), "general.architecture is None, not a name"),
+    "architecture type": (
+        gguf_file(entries=[entry("general.architecture", UINT32, bytes(4))]),
+        "general.architecture is 0, not a name",
+    ),
+    "alignment 0": (
+        gguf_file(entries=[ARCHITECTURE, entry("general.alignment", UINT32, bytes(4))]),
+        "general.alignment is 0, not a power of two",
+    ),
+    "alignment 48": (
+        gguf_file(entries=[ARCHITECTURE, entry("general.alignment", UINT32, struct.pack("<I", 48))]),
+        "general.alignment is 48, not a power of two",
+    ),
+    "alignment type": (
+        gguf_file(entries=[ARCHITECTURE, entry("general.alignment", STRING, string("32"))]),
+        "general.alignment is '32', not a power of two",
+    ),
+    "alignment past the end": (
+        gguf_file(entries=[ARCHITECTURE, entry("general.alignment", UINT32, struct.pack("<I", 2**31))]),
+        f"tensor 'w' ends at byte {2**31 + 32}, the file has",
+    ),
+    "tensor name encoding": (
+        gguf_file(tensors=[string(b"\xff") + tensor("")[8:]]),
+        "name of tensor 0 is not UTF-8",
+    ),
+    "tensor twice": (gguf_file(tensors=[tensor("w")] * 2), "tensor 'w' appears twice"),
+    "0 dimensions": (gguf_file(tensors=[tensor("w", ()), bytes(8)], n_tensors=1), "'w' has 0 dimensions"),
+    "5 dimensions": (
+        gguf_file(tensors=[tensor("w", (1, 1, 1, 1, 8))]),
+        "'w' has 5 dimensions, the format allows 1 to 4",
+    ),
+    "number of dimensions": (
+        gguf_file(tensors=[string("w") + struct.pack("<I", 2**32 - 1) + bytes(20)]),
+        f"'w' has {2**32 - 1} dimensions",
+    ),
+    "dimension of 0": (
+        gguf_file(tensors=[tensor("w", (8, 0))]),
+        r"'w' has dimensions \[8, 0\], all must be at least 1",
+    ),
+    "dimension": (gguf_file(tensors=[tensor("w", (HUGE,))]), f"tensor 'w' ends at byte {96 + HUGE * 4}, "),
+    "product that wraps to 0": (gguf_file(tensors=[tensor("w", (2**32, 2**32))]), "tensor 'w' ends at byte"),
+    "row that is no whole block": (
+        gguf_file(tensors=[tensor("w", (33, 32), kind=8)]),
+        r"'w' has dimensions \[33, 32\], all must be at least 1 and the first a multiple of 32 \(Q8_0\)",
+    ),
+    "offset past the end": (
+        gguf_file(tensors=[tensor("w", offset=2**62)]),
+        f"tensor 'w' ends at byte {2**62 + 128}",
+    ),
+    "offset near 2^64": (gguf_file(tensors=[tensor("w", offset=2**64 - 32)]), "tensor 'w' ends at byte"),
+    "offset off its alignment": (
+        gguf_file(tensors=[tensor("w", offset=4)]),
+        "'w' has offset 4, not a multiple of 32",
+    ),
+    "overlap": (
+        gguf_file(tensors=[tensor("a", (16,)), tensor("b", offset=32)], data=bytes(64)),
+        "tensors 'a' and 'b' overlap at byte",
+    ),
+    "same place": (gguf_file(tensors=[tensor("a"), tensor("b")]), "tensors 'a' and 'b' overlap at byte"),
+    "cut by one byte": (gguf_file()[:-1], "tensor 'w' ends at byte 160, the file has 159 B"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_x15_damage_is_named_before_anything_large_is_allocated(tmp_path: Path, case: str):
+    """X15: cut files, offsets past the end, counts and lengths near 2^63."""
+    content, message = DAMAGED[case]
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(DamagedFileError, match=message) as caught:
+        GGUFFile(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("fetch it again")
+    assert peak < 1 << 20
+
+
+def test_the_file_written_by_hand_is_good(tmp_path: Path):
+    """Or the cases above would fail for another reason than the one they name."""
+    path = tmp_path / "good.gguf"
+    for version in (2, 3):
+        path.write_bytes(gguf_file(data=np.arange(8, dtype=np.float32).tobytes(), version=version))
+        with GGUFFile(path) as file:
+            assert file.tensors == {
+                "w": TensorInfo(name="w", shape=(8,), type_name="F32", offset=128, n_bytes=32)
+            }
+            assert file.read("w").tolist() == list(range(8))
+
+
+def test_arrays_nest_and_the_alignment_moves_the_data(tmp_path: Path):
+    nested = array(ARRAY, 2, array(UINT32, 1, struct.pack("<I", 7)) + array(STRING, 1, string("x")))
+    alignment = entry("general.alignment", UINT32, struct.pack("<I", 256))
+    path = tmp_path / "nested.gguf"
+    content = gguf_file(entries=[ARCHITECTURE, entry("k", ARRAY, nested), alignment], data=b"")
+    path.write_bytes(content + bytes(-len(content) % 256) + bytes(32))
+    with GGUFFile(path) as file:
+        assert file.metadata["k"] == [[7], ["x"]]
+        assert file.tensors["w"].offset == 256
+
+
+def test_a_header_may_not_fill_memory(tmp_path: Path):
+    """The string lies within the file, which is large but holds nothing."""
+    path = tmp_path / "padded.gguf"
+    path.write_bytes(gguf_file(entries=[entry("k", STRING, struct.pack("<Q", 2**27))], tensors=[], data=b""))
+    os.truncate(path, 2**28)
+    with pytest.raises(
+        DamagedFileError, match="'k' needs 134217728 B .* of the 134217728 B allowed for a header"
+    ):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gguf_file(version=1), "this GGUF file is version 1"),
+        (gguf_file(version=4), "GGUF version 4; versions 2 and 3 can be read"),
+        (gguf_file(version=3 << 24), "this GGUF file is big-endian"),
+        (
+            gguf_file(tensors=[tensor("w", (256,), kind=10)]),
+            "tensor 'w' has the type Q2_K; types that can be read: F32",
+        ),
+        (gguf_file(tensors=[tensor("w", kind=26)]), "tensor 'w' has the type I32"),
+        (gguf_file(tensors=[tensor("w", kind=99)]), "tensor 'w' has the type number 99"),
+        (
+            gguf_file(entries=[ARCHITECTURE, entry("split.count", 2, struct.pack("<H", 3))]),
+            "one of 3 parts .* merge them with llama-gguf-split --merge",
+        ),
+    ],
+)
+def test_what_is_not_implemented_is_named(tmp_path: Path, content: bytes, message: str):
+    path = tmp_path / "other.gguf"
+    path.write_bytes(content)
+    with pytest.raises(UnsupportedError, match=message):
+        GGUFFile(path)
+
+
+def test_a_big_endian_file_by_the_library_is_named(tmp_path: Path):
+    with pytest.raises(UnsupportedError, match="big-endian"):
+        GGUFFile(write(tmp_path / "big.gguf", GGUFEndian.BIG))
+
+
+@pytest.mark.parametrize("name", ["absent.gguf", "."])
+def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path, name: str):
+    with pytest.raises(
+        SourceError, match=r"(No such file|Is a directory).*; give the path of a readable \.gguf file"
+    ):
+        GGUFFile(tmp_path / name)
+
+
+# --- fuzzing: a named error or a file that can be read whole, and little memory either way ---
+
+fuzz = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def open_and_read(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with GGUFFile(path) as file:
+            for name, info in file.tensors.items():
+                assert file.read(name).shape == info.shape
+    except CutawayError as error:
+        assert isinstance(error, (DamagedFileError, UnsupportedError))
+        assert "\n" not in str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1 << 21
+
+
+@fuzz
+@given(content=st.binary(max_size=300))
+def test_random_bytes(tmp_path: Path, content: bytes):
+    open_and_read(tmp_path / "fuzz.gguf", content)
+
+
+@fuzz
+@given(rest=st.binary(max_size=300), n_tensors=st.integers(0, 2), n_entries=st.integers(0, 4))
+def test_random_bytes_after_a_good_start(tmp_path: Path, rest: bytes, n_tensors: int, n_entries: int):
+    start = b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_entries)
+    open_and_read(tmp_path / "fuzz.gguf", start + rest)
+
+
+@settings(fuzz, max_examples=400)
+@given(data=st.data())
+def test_flipped_and_truncated_bytes_of_a_good_file(small: Path, tmp_path: Path, data: st.DataObject):
+    content = bytearray(small.read_bytes())
+    for _ in range(data.draw(st.integers(0, 3), label="flips")):
+        at = data.draw(st.integers(0, len(content) - 1), label="byte")
+        content[at] = data.draw(
+            st.sampled_from([0, 1, 9, 127, 128, 255]) | st.integers(0, 255), label="value"
+        )
+    end = data.draw(st.just(len(content)) | st.integers(0, len(content)), label="end")
+    open_and_read(tmp_path / "fuzz.gguf", bytes(content[:end]))
+
+
+def test_every_truncation_of_the_header_is_an_error(small: Path, tmp_path: Path):
+    content = small.read_bytes()
+    with GGUFFile(small) as file:
+        last = max(file.tensors.values(), key=lambda info: info.offset)
+    path = tmp_path / "cut.gguf"
+    for end in range(0, last.offset + last.n_bytes, 3):
+        path.write_bytes(content[:end])
+        with pytest.raises(DamagedFileError):
+            GGUFFile(path)
