@@ -242,7 +242,9 @@ class ModelConfig:
         for name in ("position", "mask"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != self.n_layers:
-                raise ConfigError(f"{name} lists {len(value)} layers, n_layers is {self.n_layers}: give one each")
+                raise ConfigError(
+                    f"{name} lists {len(value)} layers, n_layers is {self.n_layers}: give one each"
+                )
         for position in self.positions:
             if isinstance(position, RotaryConfig):
                 self._check_rotary(position)
@@ -263,12 +265,16 @@ class ModelConfig:
     def _check_rotary(self, rotary: RotaryConfig) -> None:
         d_rotary = rotary.d_rotary or self.d_head
         if d_rotary > self.d_head or d_rotary % 2:
-            raise ConfigError(f"rotary turns {d_rotary} coordinates of d_head = {self.d_head}: even, and no more")
+            raise ConfigError(
+                f"rotary turns {d_rotary} coordinates of d_head = {self.d_head}: even, and no more"
+            )
         if isinstance(rotary.scaling, LongRopeScaling):
             for name in ("short_factor", "long_factor"):
                 n_factors = len(getattr(rotary.scaling, name))
                 if n_factors != d_rotary // 2:
-                    raise ConfigError(f"longrope {name} has {n_factors} entries: {d_rotary // 2} frequencies need one")
+                    raise ConfigError(
+                        f"longrope {name} has {n_factors} entries: {d_rotary // 2} frequencies need one"
+                    )
 
     @property
     def positions(self) -> tuple[PositionConfig, ...]:
@@ -312,7 +318,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if type(value).__name__ in _PARTS:
-        return {"kind": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__} | {
+            f.name: _plain(getattr(value, f.name)) for f in fields(value)
+        }
     return value
 
 
@@ -323,7 +331,9 @@ def _parse(value: Any) -> Any:
         kind = value.get("kind")
         if kind not in _PARTS:
             raise ConfigError(f"kind = {kind!r} is no part of a model: one of {', '.join(sorted(_PARTS))}")
-        return _construct(_PARTS[kind], {name: _parse(item) for name, item in value.items() if name != "kind"})
+        return _construct(
+            _PARTS[kind], {name: _parse(item) for name, item in value.items() if name != "kind"}
+        )
     return value
 
 

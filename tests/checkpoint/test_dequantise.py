@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutaway.checkpoint.dequantise import BLOCK_FORMATS, TYPE_NAMES
@@ -72,10 +72,16 @@ def test_q5_1_adds_its_minimum():
 
 
 # Scales 1, 2, 3, 4 and 5, 22, 39, 56; minima 6, 7, 8, 9 and 10, 27, 44, 61 for the eight groups.
+# The high two bits of numbers 4-7 lie above numbers 0-3, their low four in the last four bytes.
 GROUP_SCALES = bytes(
-    [0x01, 0x02 | 1 << 6, 0x03 | 2 << 6, 0x04 | 3 << 6]
-    + [0x06, 0x07 | 1 << 6, 0x08 | 2 << 6, 0x09 | 3 << 6]
-    + [0xA5, 0xB6, 0xC7, 0xD8]
+    [
+        *(1, 2 | 1 << 6, 3 | 2 << 6, 4 | 3 << 6),
+        *(6, 7 | 1 << 6, 8 | 2 << 6, 9 | 3 << 6),
+        0xA5,
+        0xB6,
+        0xC7,
+        0xD8,
+    ]
 )
 SCALES, MINIMA = [1, 2, 3, 4, 5, 22, 39, 56], [6, 7, 8, 9, 10, 27, 44, 61]
 
@@ -107,7 +113,8 @@ def test_q6_k_scales_sixteen_groups_of_16():
 
 
 @pytest.mark.parametrize("type_name", QUANTISED)
-@given(seed=st.integers(0, 2**32 - 1), n_blocks=st.integers(1, 300))
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), n_blocks=st.integers(1, 50))
 def test_equals_the_library_bit_for_bit(type_name: str, seed: int, n_blocks: int):
     blocks = random_blocks(type_name, n_blocks, seed)
     expected = gguf.quants.dequantize(blocks, GGMLQuantizationType[type_name])

@@ -102,8 +102,12 @@ def test_tensors_are_listed_in_torch_s_order(small: Path):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "tolerance"),
-    [("f32", torch.float32, 0), ("f16", torch.float16, 5e-4), ("bf16", torch.bfloat16, 4e-3)]
-    + [("q8_0", torch.float32, 5e-3)],
+    [
+        ("f32", torch.float32, 0),
+        ("f16", torch.float16, 5e-4),
+        ("bf16", torch.bfloat16, 4e-3),
+        ("q8_0", torch.float32, 5e-3),
+    ],
 )
 def test_read_keeps_the_stored_type_and_outlives_the_file(
     small: Path, name: str, dtype: torch.dtype, tolerance: float
@@ -133,13 +137,13 @@ def test_tensors_longer_than_a_chunk_equal_the_library_s(
     tmp_path: Path, type_name: str, shape: tuple[int, int]
 ):
     kind = GGMLQuantizationType[type_name]
-    row_bytes = gguf.quant_shape_to_byte_shape(shape, kind)[1] * (4 if type_name == "F32" else 1)
-    if type_name == "F32":
-        row_bytes = shape[1] * 4
+    n_elements, n_bytes = gguf.GGML_QUANT_SIZES[kind]
     # Bytes below 0x70 make every half and float finite.
-    stored = np.random.default_rng(0).integers(0, 0x70, (shape[0], row_bytes), dtype=np.uint8)
+    stored = np.random.default_rng(0).integers(
+        0, 0x70, (shape[0], shape[1] // n_elements * n_bytes), dtype=np.uint8
+    )
     writer = gguf.GGUFWriter(tmp_path / "long.gguf", "llama")
-    writer.add_tensor("w", stored, raw_dtype=kind)
+    writer.add_tensor("w", stored.view(np.float32) if type_name == "F32" else stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -188,6 +192,7 @@ def tensor(name: str, dims: tuple[int, ...] = (8,), kind: int = 0, offset: int =
     return string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
 
 
+WEIGHT = tensor("w")
 ARCHITECTURE = entry("general.architecture", 8, string("llama"))
 UINT32, STRING, ARRAY = 4, 8, 9
 
@@ -195,7 +200,7 @@ UINT32, STRING, ARRAY = 4, 8, 9
 def gguf_file(
     *,
     entries: list[bytes] = [ARCHITECTURE],  # noqa: B006
-    tensors: list[bytes] = [tensor("w")],  # noqa: B006
+    tensors: list[bytes] = [WEIGHT],  # noqa: B006
     data: bytes = bytes(32),
     magic: bytes = b"GGUF",
     version: int = 3,
@@ -292,7 +297,7 @@ DAMAGED = {
         gguf_file(tensors=[tensor("w", (8, 0))]),
         r"'w' has dimensions \[8, 0\], all must be at least 1",
     ),
-    "dimension": (gguf_file(tensors=[tensor("w", (HUGE,))]), f"tensor 'w' ends at byte {96 + HUGE * 4}, "),
+    "dimension": (gguf_file(tensors=[tensor("w", (HUGE,))]), f"tensor 'w' ends at byte {128 + HUGE * 4}, "),
     "product that wraps to 0": (gguf_file(tensors=[tensor("w", (2**32, 2**32))]), "tensor 'w' ends at byte"),
     "row that is no whole block": (
         gguf_file(tensors=[tensor("w", (33, 32), kind=8)]),
@@ -300,7 +305,7 @@ DAMAGED = {
     ),
     "offset past the end": (
         gguf_file(tensors=[tensor("w", offset=2**62)]),
-        f"tensor 'w' ends at byte {2**62 + 128}",
+        f"tensor 'w' ends at byte {2**62 + 160}",
     ),
     "offset near 2^64": (gguf_file(tensors=[tensor("w", offset=2**64 - 32)]), "tensor 'w' ends at byte"),
     "offset off its alignment": (
@@ -323,13 +328,18 @@ def test_x15_damage_is_named_before_anything_large_is_allocated(tmp_path: Path, 
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     tracemalloc.start()
-    with pytest.raises(DamagedFileError, match=message) as caught:
+    try:
         GGUFFile(path)
+        error = None
+    except Exception as raised:
+        error = raised
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert str(caught.value).startswith(str(path))
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("fetch it again")
+    assert type(error) is DamagedFileError
+    assert re.search(message, str(error))
+    assert str(error).startswith(str(path))
+    assert "\n" not in str(error)
+    assert str(error).endswith("fetch it again")
     assert peak < 1 << 20
 
 
@@ -362,7 +372,7 @@ def test_a_header_may_not_fill_memory(tmp_path: Path):
     path.write_bytes(gguf_file(entries=[entry("k", STRING, struct.pack("<Q", 2**27))], tensors=[], data=b""))
     os.truncate(path, 2**28)
     with pytest.raises(
-        DamagedFileError, match="'k' needs 134217728 B .* of the 134217728 B allowed for a header"
+        DamagedFileError, match=r"'k' needs 134217728 B .* of the 134217728 B allowed for a header"
     ):
         GGUFFile(path)
 
@@ -439,7 +449,7 @@ def test_random_bytes_after_a_good_start(tmp_path: Path, rest: bytes, n_tensors:
     open_and_read(tmp_path / "fuzz.gguf", start + rest)
 
 
-@settings(fuzz, max_examples=400)
+@settings(fuzz, max_examples=200)
 @given(data=st.data())
 def test_flipped_and_truncated_bytes_of_a_good_file(small: Path, tmp_path: Path, data: st.DataObject):
     content = bytearray(small.read_bytes())
@@ -457,7 +467,7 @@ def test_every_truncation_of_the_header_is_an_error(small: Path, tmp_path: Path)
     with GGUFFile(small) as file:
         last = max(file.tensors.values(), key=lambda info: info.offset)
     path = tmp_path / "cut.gguf"
-    for end in range(0, last.offset + last.n_bytes, 3):
+    for end in range(0, last.offset + last.n_bytes, 7):
         path.write_bytes(content[:end])
         with pytest.raises(DamagedFileError):
             GGUFFile(path)

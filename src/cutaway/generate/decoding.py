@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from cutaway.nn.cache import Cache
 from cutaway.nn.position import NoPosition
 
 
+@runtime_checkable
 class Text(Protocol):
     """Turns ids into text as they come: a character is given once it is whole."""
 

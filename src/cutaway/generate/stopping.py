@@ -98,7 +98,7 @@ class StopMatcher:
                 start = self._n_seen - n
                 if self._found is None or start < self._found[0]:
                     self._found = start, stop
-                n = borders[n - 1]
+                n = 0  # its next match would begin later, and lose
             self._grown[i] = n
 
 

@@ -36,7 +36,12 @@ class Attention(nn.Module):
         self.kernel, self.reference = build_kernels(config.attention_scale, options.soft_cap)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], rotate: Rotate, mask: Mask, cache: LayerCache | NoLayerCache, tap: Tap
+        self,
+        x: Float[Tensor, "B T D"],
+        rotate: Rotate,
+        mask: Mask,
+        cache: LayerCache | NoLayerCache,
+        tap: Tap,
     ) -> Float[Tensor, "B T D"]:
         heads = self.qkv(x).unflatten(-1, (-1, self.d_head))
         q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)

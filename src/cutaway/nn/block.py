@@ -39,7 +39,12 @@ class Block(nn.Module):
         self.ff_post_norm = norm_at("post", "sandwich")
 
     def forward(
-        self, x: Float[Tensor, "B T D"], rotate: Rotate, mask: Mask, cache: LayerCache | NoLayerCache, tap: Tap
+        self,
+        x: Float[Tensor, "B T D"],
+        rotate: Rotate,
+        mask: Mask,
+        cache: LayerCache | NoLayerCache,
+        tap: Tap,
     ) -> Float[Tensor, "B T D"]:
         tap = tap.inside(self.name)
         x = tap("resid_pre", x)

@@ -7,7 +7,7 @@ never holds a T×T matrix.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +24,7 @@ STAGES = ("attn.scores", "attn.scaled", "attn.masked", "attn.pattern")
 CHUNK = 256  # queries at a time where a mask must be written out: its memory then grows with S, not T·S
 
 
-class Kernel(Protocol):
-    """What attention calls; `tap` reaches the stages a kernel has."""
-
-    def __call__(self, q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads: ...
+Kernel = Callable[[Tensor, Tensor, Tensor, Mask, Tap], Tensor]  # what attention calls: q, k, v, mask, tap → z
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:
@@ -82,13 +79,13 @@ class CappedFused(Reference):
         return in_chunks(self.attend, q, k, v, mask, tap)
 
 
-def in_chunks(attend: object, q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads:
+def in_chunks(attend: Callable[..., Tensor], q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads:
     """`attend` on CHUNK queries at a time, each with the keys in its reach."""
     parts = []
     for first in range(0, q.shape[2], CHUNK):
         queries = slice(first, min(first + CHUNK, q.shape[2]))
         keys = mask.keys(queries)
-        parts.append(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask, queries, keys, tap))  # type: ignore[operator]
+        parts.append(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask, queries, keys, tap))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 

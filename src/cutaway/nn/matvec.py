@@ -1,2 +1,6 @@
-def applies(x, weight): return False
-def matvec(x, weight, bias): raise AssertionError
+def applies(x, weight):
+    return False
+
+
+def matvec(x, weight, bias):
+    raise AssertionError

@@ -44,7 +44,9 @@ class NoPosition(nn.Module):
         """Whether keys cached in a text of `n_before` tokens are stale in one of `n_after`."""
         return False
 
-    def embed(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap) -> Float[Tensor, "B T D"]:
+    def embed(
+        self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap
+    ) -> Float[Tensor, "B T D"]:
         return x
 
     def at(self, positions: Int[Tensor, "b T"], lengths: Sequence[int]) -> Rotate:
@@ -59,7 +61,9 @@ class LearnedPosition(NoPosition):
         self.weight = nn.Parameter(torch.empty(n_ctx, d_model))
         nn.init.normal_(self.weight, std=0.02)
 
-    def embed(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap) -> Float[Tensor, "B T D"]:
+    def embed(
+        self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap
+    ) -> Float[Tensor, "B T D"]:
         return x + tap("pos_embed", F.embedding(positions, self.weight).expand_as(x))
 
 
@@ -97,7 +101,10 @@ class Rotary(NoPosition):
         angles = positions[:, None, :, None].float() * inverse[:, None, None, :]
         cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
         cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return lambda q, k: (_rotate(q, cos.to(q.dtype), sin.to(q.dtype)), _rotate(k, cos.to(k.dtype), sin.to(k.dtype)))
+        return lambda q, k: (
+            _rotate(q, cos.to(q.dtype), sin.to(q.dtype)),
+            _rotate(k, cos.to(k.dtype), sin.to(k.dtype)),
+        )
 
 
 def _rotate(

@@ -72,7 +72,8 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _START, _CONTRACTION = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}" + _TAIL
 _O200K = (
-    rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTION}|{_START}{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}" + _TAIL
+    rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTION}|{_START}{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}"
+    + _TAIL
 )
 
 _GPT2_RULE = WordRule(patterns=(_GPT2,))
@@ -157,10 +158,14 @@ class _Vocabulary:
     def read(metadata: Mapping[str, Any]) -> _Vocabulary:
         tokens = _array(metadata, _TOKENS, str)
         if not tokens:
-            raise TokenizerError(f"{_TOKENS} is empty; a tokenizer needs at least one token, convert the file again")
+            raise TokenizerError(
+                f"{_TOKENS} is empty; a tokenizer needs at least one token, convert the file again"
+            )
         types = _array(metadata, _TYPES, int, n=len(tokens)) if _TYPES in metadata else [NORMAL] * len(tokens)
         if strange := set(types) - set(range(NORMAL, BYTE + 1)):
-            raise TokenizerError(f"{_TYPES} has {min(strange)}; types run from 1 to 6, convert the file again")
+            raise TokenizerError(
+                f"{_TYPES} has {min(strange)}; types run from 1 to 6, convert the file again"
+            )
         ids = {token: i for i, token in enumerate(tokens)}
         if len(ids) < len(tokens):
             second = next(i for i, token in enumerate(tokens) if ids[token] != i)
@@ -221,7 +226,9 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend
             )
         merges.append((left, right))
     with _library_errors():
-        backend = Backend(models.BPE(vocab=dict(vocabulary.ids), merges=merges, ignore_merges=rule.whole_words))
+        backend = Backend(
+            models.BPE(vocab=dict(vocabulary.ids), merges=merges, ignore_merges=rule.whole_words)
+        )
     words = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rule.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, byte_level])
@@ -332,14 +339,18 @@ def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | No
 def _field(metadata: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
     value = metadata.get(key, default)
     if value is not default and type(value) is not kind:
-        raise TokenizerError(f"{key} is {_shown(value)}; it must be of type {kind.__name__}, convert the file again")
+        raise TokenizerError(
+            f"{key} is {_shown(value)}; it must be of type {kind.__name__}, convert the file again"
+        )
     return value
 
 
 def _array(metadata: Mapping[str, Any], key: str, *kinds: type, n: int | None = None) -> list[Any]:
     values = metadata.get(key)
     if not isinstance(values, list) or not set(map(type, values)) <= set(kinds):
-        raise TokenizerError(f"{key} is {_shown(values)}; it must be a list of {kinds[0].__name__}, convert the file again")
+        raise TokenizerError(
+            f"{key} is {_shown(values)}; it must be a list of {kinds[0].__name__}, convert the file again"
+        )
     if n is not None and len(values) != n:
         raise TokenizerError(f"{key} has {len(values)} values for {n} tokens, convert the file again")
     return values

@@ -18,7 +18,12 @@ from cutaway.config import AttentionConfig, ModelConfig, QKNorm
 
 
 def read_like_gemma(
-    f: Fields, *, caps: tuple[float | None, float | None], windowed: list[bool], qk_norm: QKNorm | None, **parts: Any
+    f: Fields,
+    *,
+    caps: tuple[float | None, float | None],
+    windowed: list[bool],
+    qk_norm: QKNorm | None,
+    **parts: Any,
 ) -> ModelConfig:
     """What both text generations share; `caps` are the defaults of the attention and the final soft cap."""
     f.refuse("use_bidirectional_attention", False, False)
@@ -26,7 +31,7 @@ def read_like_gemma(
     attention = AttentionConfig(
         qkv_bias=bias,
         out_bias=bias,
-        scale=f.number("query_pre_attn_scalar", 256) ** -0.5,
+        scale=f.number("query_pre_attn_scalar", 256.0) ** -0.5,
         soft_cap=f.optional_number("attn_logit_softcapping", caps[0]),
         qk_norm=qk_norm,
     )

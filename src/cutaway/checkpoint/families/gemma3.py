@@ -19,7 +19,9 @@ def read(f: Fields) -> ModelConfig:
     windowed = read_layer_types(f, n_layers, [(i + 1) % pattern != 0 for i in range(n_layers)])
     d_head = f.count("head_dim", 256)
     far = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=1_000_000.0, layer_type="full_attention")
-    local = Fields({k: v for k, v in f.data.items() if k != "rope_scaling"}, f.origin)  # scaling is for the far ones
+    local = Fields(
+        {k: v for k, v in f.data.items() if k != "rope_scaling"}, f.origin
+    )  # scaling is for the far ones
     near = read_rotary(
         local,
         d_head=d_head,
@@ -38,7 +40,9 @@ def read(f: Fields) -> ModelConfig:
 def write(config: ModelConfig) -> dict[str, Any]:
     """The inverse of `read`."""
     fields = write_like_gemma(config)
-    by_kind = {isinstance(m, WindowMaskConfig): p for m, p in zip(config.masks, config.positions, strict=True)}
+    by_kind = {
+        isinstance(m, WindowMaskConfig): p for m, p in zip(config.masks, config.positions, strict=True)
+    }
     far, near = by_kind.get(False), by_kind.get(True)
     fields.pop("rope_scaling", None)
     if isinstance(far, RotaryConfig):

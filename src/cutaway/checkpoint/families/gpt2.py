@@ -55,7 +55,12 @@ def layout(config: ModelConfig) -> Layout:
         "final_norm.bias": whole("transformer.ln_f.bias"),
         "head.weight": whole("lm_head.weight"),
     }
-    maps = {"attn.qkv": "attn.c_attn", "attn.out": "attn.c_proj", "ff.up": "mlp.c_fc", "ff.down": "mlp.c_proj"}
+    maps = {
+        "attn.qkv": "attn.c_attn",
+        "attn.out": "attn.c_proj",
+        "ff.up": "mlp.c_fc",
+        "ff.down": "mlp.c_proj",
+    }
     for i in range(config.n_layers):
         for ours, theirs in maps.items():
             table[f"blocks.{i}.{ours}.weight"] = whole(f"transformer.h.{i}.{theirs}.weight", transposed)

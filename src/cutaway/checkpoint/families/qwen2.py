@@ -29,7 +29,11 @@ def read_masks(f: Fields) -> MaskConfig | tuple[MaskConfig, ...]:
 def write_masks(config: ModelConfig) -> dict[str, Any]:
     """The inverse of `read_masks`."""
     window = window_of(config)
-    return {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": write_layer_types(config)}
+    return {
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "layer_types": write_layer_types(config),
+    }
 
 
 def read(f: Fields) -> ModelConfig:
