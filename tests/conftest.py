@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from jaxtyping import install_import_hook
 
-install_import_hook("cutaway", "beartype.beartype")
+install_import_hook(["cutaway.nn", "cutaway.network", "cutaway.generate"], "beartype.beartype")

@@ -9,26 +9,52 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cutaway.errors import ConfigError
+
+
+class Checked:
+    """Checks, once and at construction, that every value fits the type its field is declared with."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if not _fits(value, hint):
+                wanted = getattr(hint, "__name__", str(hint)).replace("cutaway.config.", "")
+                raise ConfigError(f"{type(self).__name__}: {name} = {value!r}: it must be {wanted}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in options
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, options[0]) for item in value)
+    if options:
+        return any(_fits(value, option) for option in options)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
 
 # --- norms -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNormConfig:
+class LayerNormConfig(Checked):
     """Subtract the mean, divide by the deviation, scale and shift. Source: arXiv:1607.06450."""
 
     eps: float = 1e-5
     bias: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _positive("norm.eps", self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNormConfig:
+class RMSNormConfig(Checked):
     """Divide by the root mean square, scale by `offset + weight` (Gemma stores weights around 0, offset 1).
 
     Source: arXiv:1910.07467.
@@ -38,6 +64,7 @@ class RMSNormConfig:
     offset: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _positive("norm.eps", self.eps)
 
 
@@ -47,24 +74,24 @@ NormConfig = LayerNormConfig | RMSNormConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoPositionConfig:
+class NoPositionConfig(Checked):
     """Nothing tells this layer where a token stands, except the causal mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedPositionConfig:
+class LearnedPositionConfig(Checked):
     """A table of n_ctx learned rows added to the embeddings: the one weight that depends on a length."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearScaling:
+class LinearScaling(Checked):
     """All frequencies divided by `factor`. Source: arXiv:2306.15595."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicScaling:
+class DynamicScaling(Checked):
     """The base grows with the length once it passes `n_ctx_original` (dynamic NTK).
 
     Source: transformers, modeling_rope_utils.py.
@@ -75,7 +102,7 @@ class DynamicScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
+class Llama3Scaling(Checked):
     """Low frequencies divided by `factor`, high ones kept, a ramp between. Source: Llama 3.1 reference code."""
 
     factor: float
@@ -85,7 +112,7 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class YarnScaling:
+class YarnScaling(Checked):
     """A ramp by number of rotations, and a temperature on the scores. Source: arXiv:2309.00071."""
 
     factor: float
@@ -97,7 +124,7 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRopeScaling:
+class LongRopeScaling(Checked):
     """A divisor per frequency, one set up to `n_ctx_original` tokens and one past it. Source: arXiv:2402.13753."""
 
     short_factor: tuple[float, ...]
@@ -110,7 +137,7 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 
 @dataclass(frozen=True, kw_only=True)
-class RotaryConfig:
+class RotaryConfig(Checked):
     """Rotate pairs of q and k by an angle proportional to the position. Source: arXiv:2104.09864.
 
     `d_rotary` is how many of the d_head coordinates turn (None: all of them).
@@ -121,6 +148,7 @@ class RotaryConfig:
     scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _positive("rotary.theta", self.theta)
         if self.d_rotary is not None and (self.d_rotary < 2 or self.d_rotary % 2):
             raise ConfigError(f"rotary.d_rotary = {self.d_rotary}: it must be an even number of 2 or more")
@@ -132,17 +160,18 @@ PositionConfig = LearnedPositionConfig | RotaryConfig | NoPositionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausalMaskConfig:
+class CausalMaskConfig(Checked):
     """A query sees itself and everything before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowMaskConfig:
+class WindowMaskConfig(Checked):
     """A query sees itself and the `size - 1` positions before it. Source: arXiv:2004.05150."""
 
     size: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _count("mask.size", self.size)
 
 
@@ -154,7 +183,7 @@ QKNorm = Literal["head", "width"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
+class AttentionConfig(Checked):
     """How heads read: biases, the scale of the scores (None: 1/√d_head), a soft cap on them, a norm on q and k.
 
     `qk_norm` "head" normalises each head alone (Qwen 3), "width" all heads of a token together (OLMo 2).
@@ -167,7 +196,7 @@ class AttentionConfig:
     qk_norm: QKNorm | None = None
 
     def __post_init__(self) -> None:
-        _one_of("attention.qk_norm", self.qk_norm, (*get_args(QKNorm), None))
+        super().__post_init__()
         for name in ("scale", "soft_cap"):
             if getattr(self, name) is not None:
                 _positive(f"attention.{name}", getattr(self, name))
@@ -177,24 +206,33 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedForwardConfig:
+class FeedForwardConfig(Checked):
     """The non-linearity, and whether a gate multiplies it (SwiGLU, GeGLU; arXiv:2002.05202)."""
 
     activation: Activation = "gelu_tanh"
     gated: bool = False
     bias: bool = True
 
-    def __post_init__(self) -> None:
-        _one_of("feedforward.activation", self.activation, get_args(Activation))
-
 
 NormPlacement = Literal["pre", "post", "sandwich"]
+
+# Far above any model, and low enough that no product of sizes overflows and no hostile count of layers is built.
+LIMITS = {
+    "n_layers": 2**12,
+    "n_ctx": 2**31,
+    "d_model": 2**20,
+    "d_vocab": 2**24,
+    "n_heads": 2**16,
+    "n_kv_heads": 2**16,
+    "d_head": 2**16,
+    "d_ff": 2**24,
+}
 
 # --- the model ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """A decoder-only transformer, whole: every size and every choice, validated once.
 
     `position` and `mask` hold for all layers, or are tuples with one entry a layer. `norm_placement` says where a
@@ -225,26 +263,24 @@ class ModelConfig:
     logit_soft_cap: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("n_layers", "n_ctx", "d_model", "d_vocab", "n_heads"):
-            _count(name, getattr(self, name))
+            _count(name, getattr(self, name), LIMITS[name])
         self._derive()
         for name in ("n_kv_heads", "d_head", "d_ff"):
-            _count(name, getattr(self, name))
+            _count(name, getattr(self, name), LIMITS[name])
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(
                 f"n_kv_heads = {self.n_kv_heads} does not divide n_heads = {self.n_heads}: "
                 "each key/value head serves the same number of query heads"
             )
-        _one_of("norm_placement", self.norm_placement, get_args(NormPlacement))
         _positive("embed_scale", self.embed_scale)
         if self.logit_soft_cap is not None:
             _positive("logit_soft_cap", self.logit_soft_cap)
         for name in ("position", "mask"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != self.n_layers:
-                raise ConfigError(
-                    f"{name} lists {len(value)} layers, n_layers is {self.n_layers}: give one each"
-                )
+                raise ConfigError(f"{name} lists {len(value)} layers, n_layers is {self.n_layers}: give one each")
         for position in self.positions:
             if isinstance(position, RotaryConfig):
                 self._check_rotary(position)
@@ -265,16 +301,12 @@ class ModelConfig:
     def _check_rotary(self, rotary: RotaryConfig) -> None:
         d_rotary = rotary.d_rotary or self.d_head
         if d_rotary > self.d_head or d_rotary % 2:
-            raise ConfigError(
-                f"rotary turns {d_rotary} coordinates of d_head = {self.d_head}: even, and no more"
-            )
+            raise ConfigError(f"rotary turns {d_rotary} coordinates of d_head = {self.d_head}: even, and no more")
         if isinstance(rotary.scaling, LongRopeScaling):
             for name in ("short_factor", "long_factor"):
                 n_factors = len(getattr(rotary.scaling, name))
                 if n_factors != d_rotary // 2:
-                    raise ConfigError(
-                        f"longrope {name} has {n_factors} entries: {d_rotary // 2} frequencies need one"
-                    )
+                    raise ConfigError(f"longrope {name} has {n_factors} entries: {d_rotary // 2} frequencies need one")
 
     @property
     def positions(self) -> tuple[PositionConfig, ...]:
@@ -306,9 +338,7 @@ class ModelConfig:
 
 
 _PARTS = {
-    part.__name__: part
-    for union in (NormConfig, PositionConfig, MaskConfig, RopeScaling)
-    for part in get_args(union)
+    part.__name__: part for union in (NormConfig, PositionConfig, MaskConfig, RopeScaling) for part in get_args(union)
 } | {part.__name__: part for part in (AttentionConfig, FeedForwardConfig)}
 
 T = TypeVar("T")
@@ -318,9 +348,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if type(value).__name__ in _PARTS:
-        return {"kind": type(value).__name__} | {
-            f.name: _plain(getattr(value, f.name)) for f in fields(value)
-        }
+        return {"kind": type(value).__name__} | {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     return value
 
 
@@ -331,9 +359,7 @@ def _parse(value: Any) -> Any:
         kind = value.get("kind")
         if kind not in _PARTS:
             raise ConfigError(f"kind = {kind!r} is no part of a model: one of {', '.join(sorted(_PARTS))}")
-        return _construct(
-            _PARTS[kind], {name: _parse(item) for name, item in value.items() if name != "kind"}
-        )
+        return _construct(_PARTS[kind], {name: _parse(item) for name, item in value.items() if name != "kind"})
     return value
 
 
@@ -344,16 +370,11 @@ def _construct(cls: type[T], values: dict[str, Any]) -> T:
         raise ConfigError(f"{cls.__name__}: {error}") from error
 
 
-def _count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-        raise ConfigError(f"{name} = {value!r}: it must be a whole number from 1 to {2**31 - 1}")
+def _count(name: str, value: int, limit: int = 2**31 - 1) -> None:
+    if not 1 <= value <= limit:
+        raise ConfigError(f"{name} = {value}: it must be a whole number from 1 to {limit}")
 
 
-def _positive(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (0 < value < math.inf):
-        raise ConfigError(f"{name} = {value!r}: it must be a finite number above 0")
-
-
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} = {value!r}: one of {', '.join(map(repr, allowed))}")
+def _positive(name: str, value: float) -> None:
+    if value <= 0:
+        raise ConfigError(f"{name} = {value}: it must be above 0")

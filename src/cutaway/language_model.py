@@ -182,9 +182,7 @@ class LanguageModel:
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
             raise GenerationError(f"max_tokens = {max_tokens!r}: it must be a whole number of 0 or more")
         if not isinstance(logprobs, int) or not 0 <= logprobs <= self.config.d_vocab:
-            raise GenerationError(
-                f"logprobs = {logprobs!r}: it must be a whole number from 0 to {self.config.d_vocab}"
-            )
+            raise GenerationError(f"logprobs = {logprobs!r}: it must be a whole number from 0 to {self.config.d_vocab}")
         sampling = SamplingConfig(
             temperature=temperature,
             top_k=top_k,
@@ -221,15 +219,11 @@ class LanguageModel:
         ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not ids:
             if self.tokenizer.bos_id is None:
-                raise GenerationError(
-                    "the prompt is empty and this model has no begin token: give it some text"
-                )
+                raise GenerationError("the prompt is empty and this model has no begin token: give it some text")
             ids = [self.tokenizer.bos_id]
         for token in (min(ids), max(ids)):
             if not 0 <= token < self.config.d_vocab:
-                raise TokenizerError(
-                    f"token id {token} is outside the vocabulary: 0 to {self.config.d_vocab - 1}"
-                )
+                raise TokenizerError(f"token id {token} is outside the vocabulary: 0 to {self.config.d_vocab - 1}")
         if len(ids) > self.config.n_ctx:
             raise ContextError(
                 f"the prompt has {len(ids)} tokens, the model's context is {self.config.n_ctx}: shorten the prompt"

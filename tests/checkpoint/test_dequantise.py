@@ -28,9 +28,7 @@ def decode(type_name: str, block: bytes) -> list[float]:
 
 def random_blocks(type_name: str, n_blocks: int, seed: int) -> np.ndarray:
     """Random bits everywhere, except that every half-precision number is finite."""
-    blocks = np.random.default_rng(seed).integers(
-        0, 256, (n_blocks, BLOCK_FORMATS[type_name].n_bytes), dtype=np.uint8
-    )
+    blocks = np.random.default_rng(seed).integers(0, 256, (n_blocks, BLOCK_FORMATS[type_name].n_bytes), dtype=np.uint8)
     for at in HALVES.get(type_name, (0,)):
         high = blocks[:, at + 1]
         high[high & 0x7C == 0x7C] &= 0xBF
@@ -94,9 +92,7 @@ def test_q4_k_scales_eight_groups_of_32():
 
 
 def test_q5_k_takes_the_fifth_bit_of_group_g_from_bit_g():
-    values = decode(
-        "Q5_K", half(1) + half(0) + GROUP_SCALES + bytes([0b100] + [0] * 31) + bytes([0x31] * 128)
-    )
+    values = decode("Q5_K", half(1) + half(0) + GROUP_SCALES + bytes([0b100] + [0] * 31) + bytes([0x31] * 128))
     assert values[64] == 3 * (1 + 16)
     assert values[65] == 3 * 1
     assert values[::32][:2] == [1 * 1, 2 * 3]
@@ -104,9 +100,7 @@ def test_q5_k_takes_the_fifth_bit_of_group_g_from_bit_g():
 
 def test_q6_k_scales_sixteen_groups_of_16():
     scales = [1, -1] * 8
-    values = decode(
-        "Q6_K", bytes([0x21] * 128) + bytes([0b11100100] * 64) + bytes(s % 256 for s in scales) + half(2)
-    )
+    values = decode("Q6_K", bytes([0x21] * 128) + bytes([0b11100100] * 64) + bytes(s % 256 for s in scales) + half(2))
     # Each half of 128 has the nibbles 1 1 2 2 and the high bits 0 1 2 3, in runs of 32.
     quants = [1 - 32, 17 - 32, 34 - 32, 50 - 32] * 2
     assert values[::16] == [2 * s * quants[i // 2] for i, s in enumerate(scales)]

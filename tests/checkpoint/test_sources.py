@@ -65,9 +65,7 @@ class Hub:
         if local_files_only:
             return str(self.folder)
         self.downloads.append((repo, revision))
-        for name in filter_repo_objects(
-            self.files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
-        ):
+        for name in filter_repo_objects(self.files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_bytes(b"{}")
         return str(self.folder)
@@ -121,9 +119,7 @@ def copied(pinned: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wh
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, fake: Wheel) -> None:
-    monkeypatch.setitem(
-        ALIASES, "smollm2", Alias(repo=REPO, n_parameters=7, licence="Apache-2.0", wheel=fake)
-    )
+    monkeypatch.setitem(ALIASES, "smollm2", Alias(repo=REPO, n_parameters=7, licence="Apache-2.0", wheel=fake))
 
 
 def _kept() -> Path:
@@ -214,9 +210,7 @@ def test_what_is_outside_the_id_grammar_is_no_hub_id(name, hub):
     assert hub.downloads == []
 
 
-@pytest.mark.parametrize(
-    "name", ["../../etc", "org/..", "org/x:../../y.gguf", "org/x:/etc/y.gguf", "./../x/.."]
-)
+@pytest.mark.parametrize("name", ["../../etc", "org/..", "org/x:../../y.gguf", "org/x:/etc/y.gguf", "./../x/.."])
 def test_no_name_climbs_out_of_a_folder(name, hub):
     _message(name)
     assert hub.downloads == []
@@ -421,9 +415,7 @@ hub.cached = lambda *_, **__: None
 {patch}
 print(sources.resolve("smollm2", progress=False), end="")
 """
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=_child_environment()
-    )
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=_child_environment())
 
 
 def _child_environment() -> dict[str, str]:

@@ -356,9 +356,7 @@ def test_ids_past_the_tokenizer_are_never_picked() -> None:
 # what cannot be served
 
 
-@pytest.mark.parametrize(
-    "config", [GREEDY, PLAIN, SamplingConfig(top_k=2, top_p=0.5, repetition_penalty=1.1)]
-)
+@pytest.mark.parametrize("config", [GREEDY, PLAIN, SamplingConfig(top_k=2, top_p=0.5, repetition_penalty=1.1)])
 @pytest.mark.parametrize(
     ("logits", "cause"),
     [

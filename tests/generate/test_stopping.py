@@ -102,9 +102,7 @@ def test_finish_releases_once() -> None:
 
 @anytime
 @given(letters, stop_lists, st.lists(st.integers(0, 99), max_size=8))
-def test_any_chunking_gives_the_text_before_the_earliest_match(
-    text: str, stops: list[str], cuts: list[int]
-) -> None:
+def test_any_chunking_gives_the_text_before_the_earliest_match(text: str, stops: list[str], cuts: list[int]) -> None:
     sent, matched = stream(stops, chunked(text, cuts))
     start, _, stop = min(matches(text, stops), default=(len(text), 0, None))
     assert ("".join(sent), matched) == (text[:start], stop)
@@ -134,9 +132,10 @@ def test_held_is_minimal_and_a_hit_is_told_as_soon_as_it_is_certain(
 
 
 class CountedStr(str):
-    """Counts the characters read from it."""
+    """Counts the characters read from it; comparing it, which reads them uncounted, fails."""
 
     n_read = 0
+    __lt__ = __gt__ = None  # type: ignore[assignment]
 
     def __getitem__(self, index: object) -> str:
         read = super().__getitem__(index)  # type: ignore[index]
@@ -146,12 +145,12 @@ class CountedStr(str):
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_time_is_linear_whatever_the_text(size: int) -> None:
-    """A stop `aa…ab` against `aa…a`: some reads per character, not one per character of the stop."""
+    """Stops `aa…ab`, `aa…ac` against `aa…a`: a few reads per character, not one per character of a stop."""
     CountedStr.n_read = 0
-    matcher = StopMatcher(StopStrings([CountedStr("a" * 500 + "b")]))
+    matcher = StopMatcher(StopStrings([CountedStr("a" * 500 + last) for last in "bc"]))
     sent = "".join(matcher.push("a" * size)[0] for _ in range(5000 // size))
     assert sent + matcher.finish() == "a" * 5000
-    assert CountedStr.n_read < 6 * 5500
+    assert CountedStr.n_read < 12 * 5500
 
 
 def test_characters_outside_the_basic_plane() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny import FAMILIES, VARIANTS, distance, random_tokens, reference_folder
 from transformers import AutoModelForCausalLM
 
 from cutaway.checkpoint.folder import load_folder, save_folder
+from support.tiny import FAMILIES, VARIANTS, distance, random_tokens, reference_folder
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in FAMILIES} | VARIANTS
 
@@ -34,9 +34,7 @@ def test_logits_equal_the_reference_and_survive_a_save(case: str, tmp_path: Path
         assert distance(again(tokens).logits, found) <= 1e-5
     ours_again, _ = load_folder(tmp_path / "ours")
     assert ours_again.config == network.config
-    for (name, saved), (_, kept) in zip(
-        ours_again.named_parameters(), network.named_parameters(), strict=True
-    ):
+    for (name, saved), (_, kept) in zip(ours_again.named_parameters(), network.named_parameters(), strict=True):
         assert torch.equal(saved, kept), name
 
 

@@ -129,7 +129,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
                 "original_max_position_embeddings": 32,
             }
         },
-    ),  # fmt: skip
+    ),
     "phi3 longrope, long": (
         "phi3",
         {"original_max_position_embeddings": 16, "rope_parameters": {**LONGROPE, "rope_theta": 500.0}},
@@ -164,9 +164,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def reference_model(model_type: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A random model of transformers whose every tensor, norms and biases too, is far from its default."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        model_type, **{**FAMILIES[model_type], "initializer_range": 0.2, **overrides}
-    )
+    config = AutoConfig.for_model(model_type, **{**FAMILIES[model_type], "initializer_range": 0.2, **overrides})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -56,12 +56,8 @@ ALIASES = {
             member_n_bytes=98_362_432,
         ),
     ),
-    "gemma3-1b": Alias(
-        repo="google/gemma-3-1b-pt", n_parameters=999_885_952, licence="Gemma terms", gated=True
-    ),
-    "gemma3-270m": Alias(
-        repo="google/gemma-3-270m", n_parameters=268_098_176, licence="Gemma terms", gated=True
-    ),
+    "gemma3-1b": Alias(repo="google/gemma-3-1b-pt", n_parameters=999_885_952, licence="Gemma terms", gated=True),
+    "gemma3-270m": Alias(repo="google/gemma-3-270m", n_parameters=268_098_176, licence="Gemma terms", gated=True),
     "gpt2": Alias(repo="openai-community/gpt2", n_parameters=124_439_808, licence="MIT"),
     "llama3.2-1b": Alias(
         repo="meta-llama/Llama-3.2-1B", n_parameters=1_235_814_400, licence="Llama 3.2 licence", gated=True

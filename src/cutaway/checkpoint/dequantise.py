@@ -107,9 +107,7 @@ def q4_k(blocks: UInt8[Tensor, "N 144"]) -> Float32[Tensor, "N 256"]:
 def q5_k(blocks: UInt8[Tensor, "N 176"]) -> Float32[Tensor, "N 256"]:
     """scales and minima 16 | fifth bits 32, one bit plane per group | nibbles 128 as in Q4_K."""
     scales, minima = _group_scales_and_minima(blocks)
-    quants = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | (
-        _bit_planes(blocks[:, 16:48], 1) << 4
-    )
+    quants = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | (_bit_planes(blocks[:, 16:48], 1) << 4)
     return quants.float().mul_(scales).sub_(minima).flatten(1)
 
 

@@ -63,11 +63,7 @@ class Fields:
     def items(self, name: str, kind: type, length: int) -> list[Any]:
         """A list of `length` values of one type (a longer one is cut: families store spare entries)."""
         value = self._take(name, None)
-        if (
-            not isinstance(value, list)
-            or len(value) < length
-            or not all(isinstance(v, kind) for v in value[:length])
-        ):
+        if not isinstance(value, list) or len(value) < length or not all(isinstance(v, kind) for v in value[:length]):
             raise self.wrong(name, value, f"it must list {length} values, one a layer")
         return value[:length]
 

@@ -21,7 +21,7 @@ from cutaway.checkpoint.layout import export
 from cutaway.checkpoint.load import HEAD, LoadReport, load_network
 from cutaway.checkpoint.weights import SafetensorsFolder
 from cutaway.config import ModelConfig
-from cutaway.errors import CheckpointError, ConfigError, CutawayError, DamagedFileError, UnsupportedError
+from cutaway.errors import CheckpointError, CutawayError, DamagedFileError, UnsupportedError
 from cutaway.network import Transformer
 
 MAX_CONFIG_BYTES = 16 << 20
@@ -36,9 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise DamagedFileError(
-                f"{path}: {path.stat().st_size} bytes; a config has at most {MAX_CONFIG_BYTES}"
-            )
+            raise DamagedFileError(f"{path}: {path.stat().st_size} bytes; a config has at most {MAX_CONFIG_BYTES}")
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing: a model folder needs it") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import reprlib
 import struct
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,13 +32,11 @@ __all__ = ["GGUFFile", "TensorInfo"]
 
 # Far above what real files need (the largest vocabularies make about 2 million values and 20 MB), and low
 # enough that a hostile header costs less than 1 GB.
-_MAX_VALUES = 1 << 23
 _MAX_HEADER_BYTES = 1 << 27
+_MAX_ENTRIES = 1 << 16  # of metadata, and of tensors
+_MAX_VALUES = 1 << 23  # in all arrays
 _MAX_DEPTH = 4  # of arrays inside arrays
 _MAX_DIMS = 4
-
-_MIN_ENTRY_BYTES = 13  # key length 8, value type 4, value 1
-_MIN_TENSOR_BYTES = 32  # name length 8, n_dims 4, one dimension 8, type 4, offset 8
 
 # The most elements torch works on without waking its thread pool. Larger chunks need a fork and a join per
 # operation, thousands in all, and on a busy machine each may wait for a time slice: loading then took twenty
@@ -48,6 +47,9 @@ _SCALAR_CODES = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+
+_short = reprlib.Repr()  # of what the file says, in messages
+_short.maxstring = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,14 +161,7 @@ class _Header:
         """Step over `n_bytes` and return where they start."""
         start = self.at
         if n_bytes > self.end - start:
-            limit = (
-                "the file"
-                if self.end == len(self.data)
-                else f"the {_MAX_HEADER_BYTES} B allowed for a header"
-            )
-            raise self.damaged(
-                f"{what} needs {n_bytes} B at byte {start}, {self.end - start} B of {limit} are left"
-            )
+            raise self.damaged(f"{what} needs {n_bytes} B at byte {start}, the header may reach byte {self.end}")
         self.at = start + n_bytes
         return start
 
@@ -215,25 +210,19 @@ class _Header:
             raise self.damaged(f"the file starts with {magic!r}, a GGUF file with b'GGUF'")
         if version in (1, 1 << 24, 2 << 24, 3 << 24):
             kind = "version 1" if version == 1 else "big-endian"
-            raise self.unsupported(
-                f"this GGUF file is {kind}", "convert the model again with a current llama.cpp"
-            )
+            raise self.unsupported(f"this GGUF file is {kind}", "convert the model again with a current llama.cpp")
         if version not in (2, 3):
             raise self.unsupported(f"GGUF version {version}", "versions 2 and 3 can be read")
-        n_tensors, n_entries = self.unpack("QQ", "the counts")
-        needed = n_tensors * _MIN_TENSOR_BYTES + n_entries * _MIN_ENTRY_BYTES
-        if needed > self.end - self.at:
-            raise self.damaged(
-                f"{n_tensors} tensors and {n_entries} metadata entries need {needed} B at least,"
-                f" {self.end - self.at} B are left"
-            )
+        n_tensors, n_entries = self.unpack("QQ", "the pair of counts")
+        if max(n_tensors, n_entries) > _MAX_ENTRIES:
+            raise self.damaged(f"{n_tensors} tensors and {n_entries} metadata entries, at most {_MAX_ENTRIES} of each")
         return n_tensors, n_entries
 
     def metadata(self, n_entries: int) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for i in range(n_entries):
             key = self.string(f"the key of metadata entry {i}")
-            what = f"metadata {key!r:.80}"
+            what = f"metadata {_short.repr(key)}"
             if key in entries:
                 raise self.damaged(f"{what} appears twice")
             entries[key] = self.value(self.value_type(what), what)
@@ -242,11 +231,11 @@ class _Header:
     def architecture(self, metadata: dict[str, Any]) -> str:
         architecture = metadata.get("general.architecture")
         if not isinstance(architecture, str):
-            raise self.damaged(f"general.architecture is {architecture!r:.80}, not a name")
+            raise self.damaged(f"general.architecture is {_short.repr(architecture)}, not a name")
         n_parts = metadata.get("split.count", 1)
-        if n_parts != 1:
+        if n_parts not in (0, 1):
             raise self.unsupported(
-                f"the file is one of {n_parts!r:.80} parts (split.count)",
+                f"the file is one of {_short.repr(n_parts)} parts (split.count)",
                 "merge them with llama-gguf-split --merge",
             )
         return architecture
@@ -255,21 +244,21 @@ class _Header:
         entries = [self.tensor_entry(i) for i in range(n_tensors)]
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise self.damaged(f"general.alignment is {alignment!r:.80}, not a power of two")
+            raise self.damaged(f"general.alignment is {_short.repr(alignment)}, not a power of two")
         data_start = -(-self.at // alignment) * alignment
         infos: dict[str, TensorInfo] = {}
         for name, dims, kind, offset in entries:
             if name in infos:
-                raise self.damaged(f"tensor {name!r:.80} appears twice")
+                raise self.damaged(f"tensor {_short.repr(name)} appears twice")
             if offset % alignment:
-                raise self.damaged(f"tensor {name!r:.80} has offset {offset}, not a multiple of {alignment}")
+                raise self.damaged(f"tensor {_short.repr(name)} has offset {offset}, not a multiple of {alignment}")
             infos[name] = self.tensor_info(name, dims, kind, data_start + offset)
         self.check_overlap(infos)
         return infos
 
     def tensor_entry(self, i: int) -> tuple[str, tuple[int, ...], int, int]:
         name = self.string(f"the name of tensor {i}")
-        what = f"tensor {name!r:.80}"
+        what = f"tensor {_short.repr(name)}"
         (n_dims,) = self.unpack("I", what)
         if not 1 <= n_dims <= _MAX_DIMS:
             raise self.damaged(f"{what} has {n_dims} dimensions, the format allows 1 to {_MAX_DIMS}")
@@ -278,7 +267,7 @@ class _Header:
         return name, dims, kind, offset
 
     def tensor_info(self, name: str, dims: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
-        what = f"tensor {name!r:.80}"
+        what = f"tensor {_short.repr(name)}"
         type_name = TYPE_NAMES.get(kind, f"number {kind}")
         if type_name not in BLOCK_FORMATS:
             raise self.unsupported(
@@ -300,5 +289,5 @@ class _Header:
         for before, after in pairwise(placed):
             if after.offset < before.offset + before.n_bytes:
                 raise self.damaged(
-                    f"tensors {before.name!r:.80} and {after.name!r:.80} overlap at byte {after.offset}"
+                    f"tensors {_short.repr(before.name)} and {_short.repr(after.name)} overlap at byte {after.offset}"
                 )

@@ -42,9 +42,7 @@ def cached(repo: str, *, revision: str | None = None, file: str | None = None) -
     return path if has_tokenizer and _is_whole(path) else None
 
 
-def download(
-    repo: str, *, revision: str | None = None, file: str | None = None, progress: bool = True
-) -> Path:
+def download(repo: str, *, revision: str | None = None, file: str | None = None, progress: bool = True) -> Path:
     """The folder of a repository, or one GGUF file of it, fetched into huggingface_hub's cache.
 
     Raises:
@@ -53,15 +51,11 @@ def download(
     try:
         with _bars(shown=progress):
             path = _snapshot(repo, revision, file, local_files_only=False)
-    except (
-        Exception
-    ) as error:  # the library lets its HTTP client's errors through, and that client has changed
+    except Exception as error:  # the library lets its HTTP client's errors through, and that client has changed
         raise SourceError(_explain(error, repo, revision)) from error
     page = f"https://huggingface.co/{repo}/tree/{revision or 'main'}"
     if file is not None and not path.is_file():
-        raise SourceError(
-            f"{repo} has no file {file!r} (revision {revision or 'main'}): choose one from {page}"
-        )
+        raise SourceError(f"{repo} has no file {file!r} (revision {revision or 'main'}): choose one from {page}")
     if file is None and not _is_whole(path):
         raise SourceError(
             f"{repo} (revision {revision or 'main'}) has no config.json with all its safetensors: try again "
@@ -145,22 +139,16 @@ def _explain(error: Exception, repo: str, revision: str | None) -> str:
 
     match error:
         case errors.GatedRepoError():
-            return (
-                f"{repo} is gated: accept its licence on https://huggingface.co/{repo}, then `hf auth login`"
-            )
+            return f"{repo} is gated: accept its licence on https://huggingface.co/{repo}, then `hf auth login`"
         case errors.RepositoryNotFoundError():
             return f"{repo} is not on the Hub, or is private: check the spelling, or run `hf auth login`"
         case errors.RevisionNotFoundError():
             return f"{repo} has no revision {revision!r}: see https://huggingface.co/{repo}/refs"
         case _ if constants.HF_HUB_OFFLINE:
-            return (
-                f"{repo} is not in the Hub's cache and HF_HUB_OFFLINE is set: unset it, or give a local path"
-            )
+            return f"{repo} is not in the Hub's cache and HF_HUB_OFFLINE is set: unset it, or give a local path"
         case OSError(errno=errno.ENOSPC | errno.EACCES | errno.EPERM | errno.EROFS):
             where, why = constants.HF_HUB_CACHE, error.strerror
-            return (
-                f"{repo} cannot be kept in {where} ({why}): free some space, or set HF_HOME to another folder"
-            )
+            return f"{repo} cannot be kept in {where} ({why}): free some space, or set HF_HOME to another folder"
         case _:
             cause = error.__cause__ or error
             said = " ".join(str(cause).split())[:200]

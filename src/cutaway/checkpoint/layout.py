@@ -51,8 +51,7 @@ def stacked(names: Sequence[str], sizes: Sequence[int]) -> tuple[Part, ...]:
     """Several foreign tensors on top of each other, `sizes` rows each."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return tuple(
-        Part(theirs=name, start=end - size, stop=end)
-        for name, size, end in zip(names, sizes, ends, strict=True)
+        Part(theirs=name, start=end - size, stop=end) for name, size, end in zip(names, sizes, ends, strict=True)
     )
 
 
@@ -72,6 +71,5 @@ def foreign_parts(layout: Layout) -> Iterator[tuple[str, Part]]:
 def export(parameters: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Our parameters as the foreign file wants them, each in memory of its own."""
     return {
-        part.theirs: part.to_theirs(parameters[ours][part.rows]).contiguous()
-        for ours, part in foreign_parts(layout)
+        part.theirs: part.to_theirs(parameters[ours][part.rows]).contiguous() for ours, part in foreign_parts(layout)
     }

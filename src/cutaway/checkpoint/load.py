@@ -106,9 +106,7 @@ def _settle_head(config: ModelConfig, layout: Layout, stored: _Stored, report: L
     if equal:
         report.unused[stored.names[head.theirs]] = "equal to the embedding it is tied to"
         return config
-    report.notes.append(
-        "the config ties the output head to the embedding, the file's head differs: the file's is kept"
-    )
+    report.notes.append("the config ties the output head to the embedding, the file's head differs: the file's is kept")
     return replace(config, tied=False)
 
 
@@ -116,9 +114,7 @@ def _check(parameters: Mapping[str, Tensor], layout: Layout, stored: _Stored) ->
     missing = [part.theirs for _, part in foreign_parts(layout) if part.theirs not in stored.names]
     if missing:
         rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise CheckpointError(
-            f"the file has no tensor {missing[0]}{rest}: weights and config are not of one model"
-        )
+        raise CheckpointError(f"the file has no tensor {missing[0]}{rest}: weights and config are not of one model")
     unfilled = set(parameters) - set(layout)
     assert not unfilled, f"no layout entry for {sorted(unfilled)}"
     for ours, part in foreign_parts(layout):

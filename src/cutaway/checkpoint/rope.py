@@ -113,9 +113,7 @@ def _yarn_amplitude(scaling: Fields, factor: float) -> float:
 
 def _factors(scaling: Fields, name: str) -> tuple[float, ...]:
     values = scaling.data.get(name)
-    if not isinstance(values, list) or not all(
-        isinstance(v, int | float) and 0 < v < math.inf for v in values
-    ):
+    if not isinstance(values, list) or not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
         raise scaling.wrong(name, values, "it must list one divisor above 0 for each frequency")
     return tuple(float(v) for v in values)
 

@@ -61,9 +61,7 @@ def resolve(name: str | Path, *, revision: str | None = None, progress: bool = T
     local = local or bundled_models().get(text.lower())
     if local is not None:
         if revision is not None:
-            raise SourceError(
-                f"revision {revision!r} is for the Hub, but {_shown(text)} is local: leave it out"
-            )
+            raise SourceError(f"revision {revision!r} is for the Hub, but {_shown(text)} is local: leave it out")
         return local
     if alias := ALIASES.get(text.lower()):
         return _resolve_alias(text.lower(), alias, revision=revision, progress=progress)
@@ -140,17 +138,13 @@ def _local(text: str, *, is_path: bool) -> Path | None:
         hint = f"name its file {held[0]!r}" if held else "give one that has, or a .gguf file"
         raise SourceError(f"the folder {_shown(text)} has no config.json: {hint}")
     if path.exists():
-        raise SourceError(
-            f"{_shown(text)} is not a .gguf file: give that, or the folder that holds config.json"
-        )
+        raise SourceError(f"{_shown(text)} is not a .gguf file: give that, or the folder that holds config.json")
     missing, parent = path, path.parent
     while not parent.exists():
         missing, parent = parent, parent.parent
     close = _close(missing.name, [entry.name for entry in parent.iterdir()] if parent.is_dir() else [])
     holds = f"which holds {close}" if close else f"which holds nothing like {_shown(missing.name)}"
-    raise SourceError(
-        f"{_shown(text)} does not exist: the nearest existing parent is {_shown(str(parent))}, {holds}"
-    )
+    raise SourceError(f"{_shown(text)} does not exist: the nearest existing parent is {_shown(str(parent))}, {holds}")
 
 
 def _looks_like_path(text: str) -> bool:

@@ -77,9 +77,7 @@ class SafetensorsFile:
         aligned = start % dtype.itemsize == 0
         source = self._map if aligned else bytearray(self._map[start:stop])
         count = (stop - start) // dtype.itemsize
-        return torch.frombuffer(source, dtype=dtype, count=count, offset=start if aligned else 0).view(
-            entry["shape"]
-        )
+        return torch.frombuffer(source, dtype=dtype, count=count, offset=start if aligned else 0).view(entry["shape"])
 
 
 class SafetensorsFolder:
@@ -133,17 +131,13 @@ def _weight_map(index: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedFileError(f"{index}: no readable weight_map: fetch the index again") from error
     if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
-        raise DamagedFileError(
-            f"{index}: weight_map must map tensor names to file names: fetch the index again"
-        )
+        raise DamagedFileError(f"{index}: weight_map must map tensor names to file names: fetch the index again")
     return table
 
 
 def _member(folder: Path, name: str) -> Path:
     if Path(name).name != name or not name.endswith(".safetensors"):
-        raise DamagedFileError(
-            f"{folder}: the index names {name[:80]!r}, which is no .safetensors file of this folder"
-        )
+        raise DamagedFileError(f"{folder}: the index names {name[:80]!r}, which is no .safetensors file of this folder")
     if not (folder / name).is_file():
         raise CheckpointError(f"{folder}: shard {name} is named by the index but missing: download it too")
     return folder / name

@@ -1,0 +1,36 @@
+"""The command line, one file per verb. Nothing heavy is imported before a verb starts to work."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code.
+
+    0: done. 1: a CutawayError, told in one line. 2: options that cannot be read. 130: Ctrl-C. 141: nobody reads
+    the output any more.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        _make_tolerant(stream)
+    try:
+        from typer.main import get_command
+
+        from cutaway.cli.app import app
+
+        get_command(app).main(args=None if argv is None else list(argv), prog_name="cutaway")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _make_tolerant(stream: object) -> None:
+    """UTF-8 wherever the reader is not a terminal, and no character that could stop the output."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")

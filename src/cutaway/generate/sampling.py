@@ -229,9 +229,7 @@ def draw(logits: Float[Tensor, " V"], generator: torch.Generator) -> int:
     return int(torch.searchsorted(cumulated, u * cumulated[-1], right=True))
 
 
-def rank_logprobs(
-    logits: Float[Tensor, " V"], token: int, n: int
-) -> tuple[float, tuple[tuple[int, float], ...]]:
+def rank_logprobs(logits: Float[Tensor, " V"], token: int, n: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     """The token's log-probability and the n best (id, log-probability), best first, equals by id [nats].
 
     `choose` gives it the raw row; given the last of `sample_steps` it ranks what was drawn from.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Literal
 
 from cutaway.errors import GenerationError
@@ -23,16 +24,15 @@ class StopStrings(tuple[str, ...]):
     """The distinct strings that end a text, in the order given.
 
     Raises:
-        GenerationError: an empty string, something else than a string, or more than `MAX_STOPS`.
+        GenerationError: an empty string, or more than `MAX_STOPS` different ones.
     """
 
     __slots__ = ()
 
     def __new__(cls, stops: str | Sequence[str] = ()) -> StopStrings:
         distinct = list(dict.fromkeys([stops] if isinstance(stops, str) else stops))
-        for stop in distinct:
-            if not isinstance(stop, str) or not stop:
-                raise GenerationError(f"stop = {stop!r}: use a string of at least one character")
+        if not all(distinct):
+            raise GenerationError("stop = '': use strings of at least one character")
         if len(distinct) > MAX_STOPS:
             raise GenerationError(f"stop has {len(distinct)} different strings: use at most {MAX_STOPS}")
         return super().__new__(cls, distinct)
@@ -88,7 +88,7 @@ class StopMatcher:
 
     def _longest(self) -> tuple[int, str]:
         """The text held back, as a length and the stop it is the beginning of: nothing is stored twice."""
-        return max(zip(self._grown, self._stops, strict=True), default=(0, ""))
+        return max(zip(self._grown, self._stops, strict=True), default=(0, ""), key=itemgetter(0))
 
     def _advance(self, character: str) -> None:
         self._n_seen += 1

@@ -69,9 +69,7 @@ class Cache:
         """Buffers of the type and place of `like` with room for `n_slots` tokens a row."""
         self.lengths = [0] * n_rows
         shape = (n_rows, config.n_kv_heads, n_slots, config.d_head)
-        self.layers = [
-            LayerCache(self, like.new_empty(shape), like.new_empty(shape)) for _ in range(config.n_layers)
-        ]
+        self.layers = [LayerCache(self, like.new_empty(shape), like.new_empty(shape)) for _ in range(config.n_layers)]
 
     @property
     def n_slots(self) -> int:

@@ -51,7 +51,7 @@ class Mask:
         return rule(q, k, self.window)[:, None]
 
 
-def rule(q: Int[Tensor, "b T"], k: Int[Tensor, "S"], window: int | None) -> Bool[Tensor, "b T S"]:
+def rule(q: Int[Tensor, "b T"], k: Int[Tensor, " S"], window: int | None) -> Bool[Tensor, "b T S"]:
     """Key ≤ query, and less than `window` before it."""
     distance = q[:, :, None] - k
     seen = distance >= 0

@@ -44,9 +44,7 @@ class NoPosition(nn.Module):
         """Whether keys cached in a text of `n_before` tokens are stale in one of `n_after`."""
         return False
 
-    def embed(
-        self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap
-    ) -> Float[Tensor, "B T D"]:
+    def embed(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap) -> Float[Tensor, "B T D"]:
         return x
 
     def at(self, positions: Int[Tensor, "b T"], lengths: Sequence[int]) -> Rotate:
@@ -61,9 +59,7 @@ class LearnedPosition(NoPosition):
         self.weight = nn.Parameter(torch.empty(n_ctx, d_model))
         nn.init.normal_(self.weight, std=0.02)
 
-    def embed(
-        self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap
-    ) -> Float[Tensor, "B T D"]:
+    def embed(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap) -> Float[Tensor, "B T D"]:
         return x + tap("pos_embed", F.embedding(positions, self.weight).expand_as(x))
 
 
@@ -78,7 +74,7 @@ class Rotary(NoPosition):
         self.amplitude = getattr(config.scaling, "attention_factor", 1.0)
         self._known: dict[tuple[int, torch.device], Tensor] = {}
 
-    def frequencies(self, n_tokens: int, device: torch.device) -> Float[Tensor, "half"]:
+    def frequencies(self, n_tokens: int, device: torch.device) -> Float[Tensor, " half"]:
         """Radians per position of each pair, in a text of `n_tokens`. fp32 on purpose: bf16 cannot count to 300."""
         if not self.depends_on_length:
             n_tokens = 0
@@ -117,7 +113,7 @@ def _rotate(
     return x * cos + x.roll(d_rotary // 2, dims=-1) * sin
 
 
-def _frequencies(config: RotaryConfig, d_rotary: int, n_tokens: int) -> Float[Tensor, "half"]:
+def _frequencies(config: RotaryConfig, d_rotary: int, n_tokens: int) -> Float[Tensor, " half"]:
     """One angle per position and pair, with the scaling applied.
 
     Source: the papers named in config.py; constants as in transformers 5, modeling_rope_utils.py.
@@ -143,14 +139,14 @@ def _frequencies(config: RotaryConfig, d_rotary: int, n_tokens: int) -> Float[Te
             return _yarn(config.theta, exponents, scaling)
 
 
-def _llama3(base: Float[Tensor, "half"], scaling: Llama3Scaling) -> Float[Tensor, "half"]:
+def _llama3(base: Float[Tensor, " half"], scaling: Llama3Scaling) -> Float[Tensor, " half"]:
     turns = scaling.n_ctx_original * base / (2 * math.pi)  # how often each pair turns in the original context
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = keep.clamp(0, 1)
     return (1 - keep) * base / scaling.factor + keep * base
 
 
-def _yarn(theta: float, exponents: Float[Tensor, "half"], scaling: YarnScaling) -> Float[Tensor, "half"]:
+def _yarn(theta: float, exponents: Float[Tensor, " half"], scaling: YarnScaling) -> Float[Tensor, " half"]:
     n_pairs = len(exponents)
 
     def pair_that_turns(times: float) -> float:

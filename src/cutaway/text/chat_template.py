@@ -14,6 +14,7 @@ from cutaway.text.sandbox import SECONDS, SIZE_LIMIT, TemplateSandbox, time_limi
 
 __all__ = ["SOURCE_LIMIT", "ChatTemplate"]
 
+DEPTH_LIMIT = 64  # lists and dicts in each other
 SOURCE_LIMIT = 2**17  # characters; the longest in use have about a quarter of it
 
 
@@ -49,8 +50,9 @@ class ChatTemplate:
         Raises:
             TemplateError: messages that are not JSON-like, or a template that fails, takes too long or writes too much.
         """
-        _check_json([*messages, variables])
-        return self._render(list(messages), add_generation_prompt, variables)
+        messages = [dict(message) for message in messages]
+        _check_json([messages, variables])
+        return self._render(messages, add_generation_prompt, variables)
 
     def render_marked(
         self,
@@ -66,12 +68,9 @@ class ChatTemplate:
 
         Raises: as `render`.
         """
-        _check_json([*messages, variables])
-        marked = mark_all([dict(message) for message in messages], mark)
-        for message in marked:
-            role = message.get("role")
-            if isinstance(role, str) and role.raw.isidentifier():  # type: ignore[attr-defined]
-                message["role"] = role.raw  # type: ignore[attr-defined]
+        messages = [dict(message) for message in messages]
+        _check_json([messages, variables])
+        marked = [mark_all(message, mark) | _bare_role(message) for message in messages]
         return self._render(marked, add_generation_prompt, mark_all(variables, mark))
 
     def _render(self, messages: list[Any], add_generation_prompt: bool, variables: dict[str, Any]) -> str:
@@ -93,6 +92,11 @@ class ChatTemplate:
         return "".join(parts)
 
 
+def _bare_role(message: Mapping[str, Any]) -> dict[str, str]:
+    role = message.get("role")
+    return {"role": role} if isinstance(role, str) and role.isidentifier() else {}
+
+
 def _compile(source: str) -> Template:
     sandbox = TemplateSandbox()
     try:
@@ -111,16 +115,13 @@ def _named(error: Exception) -> TemplateError:
     return TemplateError(f"the chat template failed{line}: {type(error).__name__}: {text}")
 
 
-def _check_json(value: Any) -> None:
-    rest = [value]
-    while rest:
-        entry = rest.pop()
-        if isinstance(entry, Mapping):
-            rest.extend(entry.keys())
-            rest.extend(entry.values())
-        elif isinstance(entry, list | tuple):
-            rest.extend(entry)
-        elif not isinstance(entry, str | int | float | None):
-            raise TemplateError(
-                f"a message holds a {type(entry).__name__}; give strings, numbers, lists and dicts of them"
-            )
+def _check_json(value: Any, depth: int = 0) -> None:
+    if depth > DEPTH_LIMIT:
+        raise TemplateError(f"a message is nested deeper than {DEPTH_LIMIT} levels; flatten it")
+    if isinstance(value, dict):
+        _check_json([*value.keys(), *value.values()], depth + 1)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _check_json(entry, depth + 1)
+    elif not isinstance(value, str | int | float | None):
+        raise TemplateError(f"a message holds a {type(value).__name__}; give strings, numbers, lists and dicts of them")

@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 import reprlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from cutaway.errors import CutawayError, TokenizerError, UnsupportedError
-from cutaway.text.tokenizer import Tokenizer
+from cutaway.errors import TokenizerError, UnsupportedError
+from cutaway.text.tokenizer import Tokenizer, rust_errors
 
 __all__ = ["build_backend", "tokenizer_from_gguf"]
 
@@ -44,8 +43,11 @@ END_NAMES = (
 # Source: microsoft/Phi-3-mini-4k-instruct, tokenizer.json, "rstrip".
 PHI3_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
-# SentencePiece writes pieces of at most 16 characters unless told otherwise; the longest known has 93.
+# SentencePiece learns pieces of at most 16 characters unless told otherwise. Splitting costs the square.
 MAX_PIECE = 512
+
+
+UNBUILDABLE = "the file's vocabulary makes no tokenizer, convert the file again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +73,7 @@ _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _START, _CONTRACTION = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}" + _TAIL
-_O200K = (
-    rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTION}|{_START}{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}"
-    + _TAIL
-)
+_O200K = rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTION}|{_START}{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}" + _TAIL
 
 _GPT2_RULE = WordRule(patterns=(_GPT2,))
 _DIGIT_RULE = WordRule(patterns=(r"\p{N}", _GPT2))
@@ -121,12 +120,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     if _MODEL not in metadata and _TOKENS not in metadata:
         return None
     vocabulary = _Vocabulary.read(metadata)
-    bos_id = _token_id(metadata, "bos", len(vocabulary.tokens))
+    bos_id, eos_id, pad_id = (_token_id(metadata, name, len(vocabulary.tokens)) for name in ("bos", "eos", "padding"))
     return Tokenizer(
         _backend(metadata, vocabulary),
         bos_id=bos_id,
+        eos_id=eos_id,
         eos_ids=vocabulary.end_ids,
-        pad_id=_token_id(metadata, "padding", len(vocabulary.tokens)),
+        pad_id=pad_id,
         add_bos=_adds_bos(metadata, bos_id),
         chat_template=_field(metadata, "tokenizer.chat_template", str, None),
     )
@@ -147,25 +147,25 @@ _MERGES, _SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 
 @dataclass(frozen=True, kw_only=True)
 class _Vocabulary:
-    """The tokens of a file in the order of their ids, what each one is, and which ones end a text."""
+    """The tokens of a file in the order of their ids, what each one is, and which ones end a text.
+
+    `special_ids` are never part of a text: control and unknown tokens, and whatever ends a text.
+    """
 
     tokens: Sequence[str]
     types: Sequence[int]
     ids: Mapping[str, int]
     end_ids: frozenset[int]
+    special_ids: frozenset[int]
 
     @staticmethod
     def read(metadata: Mapping[str, Any]) -> _Vocabulary:
         tokens = _array(metadata, _TOKENS, str)
         if not tokens:
-            raise TokenizerError(
-                f"{_TOKENS} is empty; a tokenizer needs at least one token, convert the file again"
-            )
+            raise TokenizerError(f"{_TOKENS} is empty; a tokenizer needs at least one token, convert the file again")
         types = _array(metadata, _TYPES, int, n=len(tokens)) if _TYPES in metadata else [NORMAL] * len(tokens)
         if strange := set(types) - set(range(NORMAL, BYTE + 1)):
-            raise TokenizerError(
-                f"{_TYPES} has {min(strange)}; types run from 1 to 6, convert the file again"
-            )
+            raise TokenizerError(f"{_TYPES} has {min(strange)}; types run from 1 to 6, convert the file again")
         ids = {token: i for i, token in enumerate(tokens)}
         if len(ids) < len(tokens):
             second = next(i for i, token in enumerate(tokens) if ids[token] != i)
@@ -175,37 +175,34 @@ class _Vocabulary:
             )
         declared = {_token_id(metadata, name, len(tokens)) for name in ("eos", "eot", "eom")}
         named = {ids[name] for name in END_NAMES if name in ids and types[ids[name]] == CONTROL}
-        return _Vocabulary(tokens=tokens, types=types, ids=ids, end_ids=frozenset(declared - {None} | named))
-
-    def special(self, i: int) -> bool:
-        """Whether token `i` is never part of a text: control and unknown tokens, and whatever ends a text."""
-        return self.types[i] in (UNKNOWN, CONTROL) or i in self.end_ids
+        ends = frozenset(i for i in declared | named if i is not None)
+        special = ends | {i for i, kind in enumerate(types) if kind in (UNKNOWN, CONTROL)}
+        return _Vocabulary(tokens=tokens, types=types, ids=ids, end_ids=ends, special_ids=special)
 
 
 def _backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
     kind = metadata.get(_MODEL)
     if kind == "gpt2":
         backend = _byte_level(metadata, vocabulary)
-        swallows_space = False
     elif kind == "llama":
         backend = _sentencepiece(metadata, vocabulary)
-        swallows_space = metadata.get("general.architecture") == "phi3"
     else:
         raise UnsupportedError(
             f"{_MODEL} is {_shown(kind)}; Cutaway reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece), "
             "load the model from a transformers folder instead"
         )
+    phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"
     added = [
         AddedToken(
             token,
-            special=vocabulary.special(i),
+            special=i in vocabulary.special_ids,
             normalized=False,
-            rstrip=swallows_space and vocabulary.types[i] == CONTROL and token not in PHI3_KEEPS_SPACE,
+            rstrip=phi3 and vocabulary.types[i] == CONTROL and token not in PHI3_KEEPS_SPACE,
         )
         for i, token in enumerate(vocabulary.tokens)
-        if vocabulary.special(i) or vocabulary.types[i] == USER_DEFINED
+        if i in vocabulary.special_ids or vocabulary.types[i] == USER_DEFINED
     ]
-    with _library_errors():
+    with rust_errors(TokenizerError, UNBUILDABLE):
         backend.add_tokens(added)
     return backend
 
@@ -225,10 +222,8 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend
                 f"{_MERGES}[{n}] is {_shown(line)}; a merge is two tokens that make a third, convert the file again"
             )
         merges.append((left, right))
-    with _library_errors():
-        backend = Backend(
-            models.BPE(vocab=dict(vocabulary.ids), merges=merges, ignore_merges=rule.whole_words)
-        )
+    with rust_errors(TokenizerError, UNBUILDABLE):
+        backend = Backend(models.BPE(vocab=dict(vocabulary.ids), merges=merges, ignore_merges=rule.whole_words))
     words = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in rule.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, byte_level])
@@ -246,7 +241,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
     (`add_space_prefix`), and characters outside the vocabulary are spelled in byte tokens.
     """
     prefix = _field(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
-    with _library_errors():
+    with rust_errors(TokenizerError, UNBUILDABLE):
         backend = Backend(
             models.BPE(
                 vocab=dict(vocabulary.ids),
@@ -271,7 +266,7 @@ def _merges_from_scores(metadata: Mapping[str, Any], vocabulary: _Vocabulary) ->
     pieces = {
         token: (-scores[i], i)
         for i, token in enumerate(vocabulary.tokens)
-        if vocabulary.types[i] == NORMAL and i not in vocabulary.end_ids
+        if vocabulary.types[i] == NORMAL and i not in vocabulary.special_ids
     }
     if (longest := max(pieces, key=len, default="")) and len(longest) > MAX_PIECE:
         raise TokenizerError(
@@ -322,8 +317,8 @@ def _adds_bos(metadata: Mapping[str, Any], bos_id: int | None) -> bool:
         if (add_bos := _field(metadata, key, bool, False)) and bos_id is None:
             raise TokenizerError(f"{key} is true without tokenizer.ggml.bos_token_id, convert the file again")
         return add_bos
-    usual = metadata[_MODEL] == "llama" or _word_rule(metadata).add_bos
-    return usual and bos_id is not None
+    rule = WORD_RULES.get(metadata.get(_PRE, ""), WORD_RULES["default"])
+    return bos_id is not None and (metadata[_MODEL] == "llama" or rule.add_bos)
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | None:
@@ -339,9 +334,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | No
 def _field(metadata: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
     value = metadata.get(key, default)
     if value is not default and type(value) is not kind:
-        raise TokenizerError(
-            f"{key} is {_shown(value)}; it must be of type {kind.__name__}, convert the file again"
-        )
+        raise TokenizerError(f"{key} is {_shown(value)}; it must be of type {kind.__name__}, convert the file again")
     return value
 
 
@@ -358,15 +351,3 @@ def _array(metadata: Mapping[str, Any], key: str, *kinds: type, n: int | None = 
 
 def _shown(value: object) -> str:
     return reprlib.repr(value)
-
-
-@contextmanager
-def _library_errors() -> Iterator[None]:
-    """Turns whatever the tokenizers library raises into a TokenizerError; its panics are BaseExceptions."""
-    try:
-        yield
-    except (CutawayError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        first = str(error).partition("\n")[0][:200]
-        raise TokenizerError(f"the vocabulary cannot be built: {first}; convert the file again") from error

@@ -43,9 +43,7 @@ class IdTokenizer:
 
     def chat(self, messages: Sequence[Any], **variables: Any) -> list[int]:
         """Refuse: a chat needs words."""
-        raise TokenizerError(
-            "this model has no tokenizer and no chat template: `generate` from token ids instead"
-        )
+        raise TokenizerError("this model has no tokenizer and no chat template: `generate` from token ids instead")
 
     def save(self, folder: Path) -> None:
         """Nothing to save."""

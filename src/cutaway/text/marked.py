@@ -11,9 +11,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex
 
-__all__ = ["Marked", "mark_all"]
+__all__ = ["READING_METHODS", "Marked", "mark_all"]
 
 _WORD = re.compile(r"\S+")
+
+# Methods of a string that make nothing larger than what they are given.
+READING_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {
+    *("center", "ljust", "rjust", "zfill", "expandtabs"),
+    *("encode", "format", "format_map", "join", "maketrans", "translate"),
+}
 
 
 class Marked(str):
@@ -37,16 +43,16 @@ class Marked(str):
         return len(self.raw)
 
     def __eq__(self, other: object) -> bool:
-        return self.raw == _raw(other)
+        return bool(self.raw == _raw(other))
 
     def __ne__(self, other: object) -> bool:
-        return self.raw != _raw(other)
+        return bool(self.raw != _raw(other))
 
     def __lt__(self, other: str) -> bool:
-        return self.raw < _raw(other)
+        return bool(self.raw < _raw(other))
 
     def __gt__(self, other: str) -> bool:
-        return self.raw > _raw(other)
+        return bool(self.raw > _raw(other))
 
     def __contains__(self, part: object) -> bool:
         return _raw(part) in self.raw
@@ -73,11 +79,7 @@ def _reads_raw(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    "capitalize casefold count endswith find index isalnum isalpha isdecimal isdigit islower isnumeric isspace istitle "
-    "isupper lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split "
-    "splitlines startswith strip swapcase title upper"
-).split():
+for _name in READING_METHODS:
     setattr(Marked, _name, _reads_raw(_name))
 
 

@@ -19,7 +19,7 @@ from functools import wraps
 from types import GeneratorType
 from typing import Any
 
-from jinja2 import Environment, nodes, pass_environment
+from jinja2 import Environment, Template, nodes, pass_environment
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS, do_indent, make_attrgetter
 from jinja2.parser import Parser
@@ -29,24 +29,21 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from cutaway.errors import TemplateError
+from cutaway.text.marked import READING_METHODS
 
 __all__ = ["SECONDS", "SIZE_LIMIT", "TemplateSandbox", "time_limit"]
 
 SIZE_LIMIT = 2**20  # characters and entries of one value, and of the whole output
 SECONDS = 2.0
-_DIGITS = 4096  # bits of an integer
+_BITS = 4096  # bits of an integer
 
 _FILTERS = (
-    "abs capitalize count d default dictsort first float int items last length list lower map max min reject rejectattr "
-    "reverse select selectattr sort string title trim unique upper"
-).split()
-_STR = frozenset(
-    "capitalize casefold count endswith find format index isalnum isalpha isdecimal isdigit islower isnumeric isspace "
-    "istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip "
-    "split splitlines startswith strip swapcase title upper".split()
+    *("default", "d", "trim", "upper", "lower", "capitalize", "title", "string", "int", "float", "abs", "min", "max"),
+    *("length", "count", "first", "last", "list", "items", "dictsort", "sort", "reverse", "unique"),
+    *("map", "select", "reject", "selectattr", "rejectattr"),
 )
-_ATTRIBUTES = ((str, _STR), (dict, frozenset({"get", "items", "keys", "values"})), (object, frozenset[str]()))
-_JSON = (str, dict, list, tuple, int, float, range)
+_STR_METHODS = READING_METHODS | {"format", "join"}
+_DICT_METHODS = frozenset({"get", "items", "keys", "values"})
 
 _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
@@ -147,6 +144,10 @@ def _escape(text: Any) -> str:
     return str(FILTERS["escape"](str(text)))
 
 
+def _safe(text: Any) -> str:
+    return str(text)
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -176,9 +177,7 @@ def _raise_exception(message: str) -> None:
 
 def _check_format(pattern: str, values: Any) -> None:
     """Refuse widths that the arguments name, widths above 999, and results that could pass the limit."""
-    if re.search(
-        r"%[^a-zA-Z%]*(\*|\d{4})|\{[^{}]*(\{|:[^{}]*\d{4})", pattern.replace("{{", "").replace("%%", "")
-    ):
+    if re.search(r"%[^a-zA-Z%]*(\*|\d{4})|\{[^{}]*(\{|:[^{}]*\d{4})", pattern.replace("{{", "").replace("%%", "")):
         raise TemplateError("the chat template formats text wider than 999 characters; use another template")
     _check_size(len(pattern) + (pattern.count("%") + pattern.count("{")) * (1000 + _size(values)))
 
@@ -224,19 +223,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     concat = staticmethod(_concat)
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation]
-        )
-        filters = {name: self.filters[name] for name in _FILTERS}
-        filters |= {
-            "join": _join_filter,
-            "replace": _replace,
-            "indent": _indent,
-            "tojson": _tojson,
-            "safe": str,
-        }
-        filters |= {"escape": _escape, "e": _escape, "_concat": _concat, "_tick": _tick, "_bound": _bound}
-        self.filters = {name: _bounded(function) for name, function in filters.items()}
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation])
+        filters: dict[str, Callable[..., Any]] = {name: self.filters[name] for name in _FILTERS}
+        filters |= {"join": _join_filter, "replace": _replace, "indent": _indent, "tojson": _tojson}
+        filters |= {"escape": _escape, "e": _escape, "safe": _safe, "_concat": _concat, "_bound": _bound}
+        self.filters = {name: _bounded(function) for name, function in filters.items()} | {"_tick": _tick}
         self.tests = {name: _bounded(function) for name, function in self.tests.items()}
         self.globals = {
             "range": self.globals["range"],
@@ -246,9 +237,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "strftime_now": _strftime_now,
         }
 
+    def compile_bounded(self, source: str) -> Template:
+        """The template with its checks in place."""
+        tree = _Bounds().visit(self.parse(source))
+        return Template.from_code(self, self.compile(tree), self.make_globals(None))
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, _JSON):
-            return next(names for kind, names in _ATTRIBUTES if isinstance(obj, kind)).__contains__(attr)
+        if isinstance(obj, str):
+            return attr in _STR_METHODS
+        if isinstance(obj, dict):
+            return attr in _DICT_METHODS
+        if isinstance(obj, list | tuple | int | float | range):
+            return False
         return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -263,10 +263,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return _bound(super().call_binop(context, operator, left, right))
 
     def _check_number(self, bits: int) -> None:
-        if bits > _DIGITS:
-            raise TemplateError(
-                f"the chat template made a number of more than {_DIGITS} bits; use another template"
-            )
+        if bits > _BITS:
+            raise TemplateError(f"the chat template made a number of more than {_BITS} bits; use another template")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapper = super().wrap_str_format(value)
@@ -279,7 +277,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         return bounded
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         _tick()
         if isinstance(owner := getattr(obj, "__self__", None), str) and obj.__name__ in ("join", "replace"):
             return _bound((_join if obj.__name__ == "join" else _replace)(owner, *args, **kwargs))
@@ -291,8 +289,4 @@ def _bits(number: float) -> int:
 
 
 def _times(sequence: Any, number: Any) -> int:
-    return (
-        _size(sequence) * number
-        if isinstance(number, int) and isinstance(sequence, str | list | tuple)
-        else 0
-    )
+    return _size(sequence) * number if isinstance(number, int) and isinstance(sequence, str | list | tuple) else 0

@@ -70,9 +70,7 @@ def read_layer_types(f: Fields, n_layers: int, default: list[bool]) -> list[bool
 
 def write_layer_types(config: ModelConfig) -> list[str]:
     """The inverse of `read_layer_types`."""
-    return [
-        "sliding_attention" if isinstance(m, WindowMaskConfig) else "full_attention" for m in config.masks
-    ]
+    return ["sliding_attention" if isinstance(m, WindowMaskConfig) else "full_attention" for m in config.masks]
 
 
 def window_of(config: ModelConfig) -> int | None:

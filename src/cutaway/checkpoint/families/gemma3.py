@@ -19,9 +19,7 @@ def read(f: Fields) -> ModelConfig:
     windowed = read_layer_types(f, n_layers, [(i + 1) % pattern != 0 for i in range(n_layers)])
     d_head = f.count("head_dim", 256)
     far = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=1_000_000.0, layer_type="full_attention")
-    local = Fields(
-        {k: v for k, v in f.data.items() if k != "rope_scaling"}, f.origin
-    )  # scaling is for the far ones
+    local = Fields({k: v for k, v in f.data.items() if k != "rope_scaling"}, f.origin)  # scaling is for the far ones
     near = read_rotary(
         local,
         d_head=d_head,
@@ -32,17 +30,13 @@ def read(f: Fields) -> ModelConfig:
     )
     position: tuple[PositionConfig, ...] = tuple(near if here else far for here in windowed)
     one_kind = position[0] if len(set(position)) == 1 else position
-    return read_like_gemma(
-        f, caps=(None, None), windowed=windowed, qk_norm="head", n_ctx=n_ctx, position=one_kind
-    )
+    return read_like_gemma(f, caps=(None, None), windowed=windowed, qk_norm="head", n_ctx=n_ctx, position=one_kind)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     """The inverse of `read`."""
     fields = write_like_gemma(config)
-    by_kind = {
-        isinstance(m, WindowMaskConfig): p for m, p in zip(config.masks, config.positions, strict=True)
-    }
+    by_kind = {isinstance(m, WindowMaskConfig): p for m, p in zip(config.masks, config.positions, strict=True)}
     far, near = by_kind.get(False), by_kind.get(True)
     fields.pop("rope_scaling", None)
     if isinstance(far, RotaryConfig):

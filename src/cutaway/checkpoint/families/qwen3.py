@@ -23,6 +23,4 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return write_like_llama(config) | write_masks(config) | {"attention_bias": config.attention.qkv_bias}
 
 
-FAMILY = Family(
-    model_type="qwen3", architecture="Qwen3ForCausalLM", read=read, write=write, layout=layout_like_llama
-)
+FAMILY = Family(model_type="qwen3", architecture="Qwen3ForCausalLM", read=read, write=write, layout=layout_like_llama)

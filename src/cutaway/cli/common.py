@@ -1,0 +1,114 @@
+"""What every verb does alike: load a model, read standard input, tell an error, print JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import typer
+
+from cutaway.errors import CutawayError, TokenizerError
+
+if TYPE_CHECKING:
+    from cutaway.language_model import LanguageModel
+
+P = ParamSpec("P")
+
+
+def reported(verb: Callable[P, None]) -> Callable[P, None]:
+    """A verb whose ends are told the way the command line promises; see `cutaway.cli.main` for the exit codes.
+
+    With `--debug` an error keeps its traceback.
+    """
+
+    @functools.wraps(verb)
+    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+        with warnings.catch_warnings():
+            warnings.showwarning = _tell_warning
+            try:
+                verb(*args, **kwargs)
+                sys.stdout.flush()
+            except CutawayError as error:
+                if kwargs.get("debug"):
+                    raise
+                tell("error", str(error))
+                raise typer.Exit(1) from error
+            except KeyboardInterrupt:
+                raise typer.Exit(130) from None
+            except BrokenPipeError:
+                # Python flushes once more at its exit: let that go nowhere instead of failing again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(141) from None
+
+    return told
+
+
+def tell(kind: str, message: str) -> None:
+    """One line on standard error, whatever the message holds."""
+    print(f"{kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def _tell_warning(message: Warning | str, *_: object) -> None:
+    tell("warning", str(message))
+
+
+def model_name(given: str | None) -> str:
+    """The model asked for, or the default one."""
+    from cutaway.checkpoint.sources import default_model
+
+    return default_model() if given is None else given
+
+
+def open_model(name: str, dtype: str | None, device: str | None) -> LanguageModel:
+    """Find and load a model; what the user should know about it goes to standard error."""
+    from cutaway.checkpoint.sources import resolve
+    from cutaway.show.terminal import waiting
+
+    path = resolve(name)  # before the spinner: a download shows its own progress
+    with waiting(f"loading {name}"):
+        from cutaway.language_model import load
+
+        model = load(path, dtype=dtype, device=device)
+    for note in model.report.notes:
+        tell("note", note)
+    return model
+
+
+def dtype_name(model: LanguageModel) -> str:
+    """What the weights are held in, such as "bfloat16"."""
+    return str(model.dtype).removeprefix("torch.")
+
+
+def read_stdin() -> str:
+    """Standard input as text, without the newline that shells put at its end.
+
+    Raises:
+        TokenizerError: bytes that are not UTF-8.
+    """
+    return as_text(sys.stdin.buffer.read()).removeprefix("\ufeff")
+
+
+def as_text(line: bytes) -> str:
+    """UTF-8 bytes as text, without one newline at the end.
+
+    Raises:
+        TokenizerError: bytes that are not UTF-8.
+    """
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = line[error.start]
+        raise TokenizerError(
+            f"standard input: byte {error.start} is 0x{byte:02x}, which is not UTF-8: convert the text first"
+        ) from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def print_json(data: Any, *, indent: int | None = 2) -> None:
+    """Plain data on standard output; `indent` None keeps it on one line."""
+    print(json.dumps(data, indent=indent, ensure_ascii=False), flush=True)

@@ -1,0 +1,96 @@
+"""How results look in a terminal. Nothing is computed here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from cutaway.checkpoint.sources import ModelEntry
+    from cutaway.checkpoint.verify import Check, Verification
+
+# What a text might do to the terminal is shown instead: ␛ for the escape character, and so on.
+CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
+CONTROLS |= {0x7F: "␡"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+
+
+class Screen:
+    """Standard output as text is streamed to it; what only a person wants to see goes to a terminal alone."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdout.isatty()
+
+    def write(self, text: str) -> None:
+        """Text as it comes; to a terminal without control characters."""
+        sys.stdout.write(text.translate(CONTROLS) if self.is_terminal else text)
+        sys.stdout.flush()
+
+    def dim(self, text: str, end: str = "\n") -> None:
+        """Text that is not the result."""
+        if self.is_terminal:
+            _console().print(text.translate(CONTROLS), style="dim", end=end, soft_wrap=True)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """A line on standard error, where that is a terminal, as long as something takes; call it to change the text."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with _console(stderr=True).status(text) as status:
+        yield status.update
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """A console that takes text as it is, and outside a terminal never breaks a line."""
+    from rich.console import Console
+
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(
+        stderr=stderr, markup=False, emoji=False, highlight=False, width=None if is_terminal else 1000
+    )
+
+
+def print_models(entries: Sequence[ModelEntry]) -> None:
+    """The table of `cutaway models`."""
+    table = _table("name", "where", ">parameters", ">on disk", "licence", "source")
+    for entry in entries:
+        table.add_row(
+            entry.name, entry.where, count(entry.n_parameters), size(entry.n_bytes), entry.licence or "", entry.source
+        )
+    _console().print(table)
+
+
+def _table(*columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    return table
+
+
+def count(n: int | None) -> str:
+    """A number of things, to four digits."""
+    return "" if n is None else _scaled(n, ("", " K", " M", " G", " T"))
+
+
+def size(n_bytes: int | None) -> str:
+    """A number of bytes, to four digits; 1 MB is 10⁶."""
+    return "" if n_bytes is None else _scaled(n_bytes, (" B", " kB", " MB", " GB", " TB"))
+
+
+def _scaled(n: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if n < 999.95:
+            break
+        n /= 1000
+    else:
+        unit = units[-1]
+    return f"{n:g}{unit}" if n == int(n) else f"{n:.1f}{unit}"

@@ -1,0 +1,167 @@
+"""The kernels by hand-sized inputs: the scale, the cap, the mask with a past, a query that sees nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.tiny import distance
+from torch import Tensor
+
+from cutaway.config import CausalMaskConfig, WindowMaskConfig
+from cutaway.nn.kernel import CHUNK, CappedFused, Fused, Reference, build_kernels, soft_cap
+from cutaway.nn.mask import Mask, build_mask
+from cutaway.nn.tap import IDLE, Tap
+
+CPU = torch.device("cpu")
+
+
+class Keep(Tap):
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+
+    def __call__(self, name, value):  # type: ignore[no-untyped-def]
+        self.kept[name] = value
+        return value
+
+
+def causal(n_queries: int, *starts: int) -> Mask:
+    return build_mask(CausalMaskConfig(), starts or (0,), n_queries, CPU)
+
+
+def window(size: int, n_queries: int, *starts: int) -> Mask:
+    return build_mask(WindowMaskConfig(size=size), starts or (0,), n_queries, CPU)
+
+
+def random_qkv(n_queries: int, n_keys: int, n_heads: int = 4, n_kv: int = 2, d: int = 4) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((n_heads, n_queries), (n_kv, n_keys), (n_kv, n_keys))
+    return tuple(torch.randn(1, heads, n, d, generator=generator) for heads, n in shapes)
+
+
+def test_the_scale_is_applied_once() -> None:
+    """A2: head_dim 4 and raw scores [2, 0] give [0.7311, 0.2689]; twice would give [0.6225, 0.3775]."""
+    q = torch.tensor([[[[2.0, 0, 0, 0]]]])
+    k = torch.tensor([[[[1.0, 0, 0, 0], [0, 0, 0, 0]]]])
+    v = torch.eye(4)[None, None, :2]
+    for kernel in build_kernels(scale=4**-0.5, cap=None):
+        z = kernel(q, k, v, causal(1, 1), IDLE)
+        assert torch.allclose(z[0, 0, 0, :2], torch.tensor([0.7311, 0.2689]), atol=5e-5)
+
+
+def test_the_soft_cap_is_a_scaled_tanh() -> None:
+    """C9: cap 30 turns 124 into 29.985, not into 123.94."""
+    assert float(soft_cap(torch.tensor(124.0), 30.0)) == pytest.approx(29.985, abs=1e-3)
+    assert soft_cap(torch.tensor(124.0), None) == 124
+
+
+def test_the_attention_cap_comes_before_the_mask() -> None:
+    """C9: masked entries stay −inf, and scores are scaled, then capped, then masked."""
+    q, k, v = (100 * t if i < 2 else t for i, t in enumerate(random_qkv(3, 3)))
+    keep = Keep()
+    Reference(0.5, 50.0)(q, k, v, causal(3), keep)
+    scores, scaled, masked = (keep.kept[f"attn.{name}"] for name in ("scores", "scaled", "masked"))
+    assert torch.allclose(scaled, 50 * torch.tanh(scores * 0.5 / 50))
+    assert scaled.abs().max() <= 50
+    assert masked[0, 0].isneginf().tolist() == [[False, True, True], [False, False, True], [False, False, False]]
+
+
+def test_capped_scores_never_take_the_fused_kernel() -> None:
+    """C9: torch's fused attention knows no cap."""
+    assert isinstance(build_kernels(1.0, None)[0], Fused)
+    assert isinstance(build_kernels(1.0, 50.0)[0], CappedFused)
+
+
+@pytest.mark.parametrize(
+    ("n_queries", "rows"),
+    [(1, [[1, 1, 1, 1, 1]]), (2, [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])],
+)
+def test_the_mask_is_aligned_to_the_last_key(n_queries: int, rows: list[list[int]]) -> None:
+    """A3: with cached keys one query sees all 5, two queries see 11110 and 11111."""
+    q, k, v = random_qkv(n_queries, 5)
+    keep = Keep()
+    mask = causal(n_queries, 5 - n_queries)
+    reference = Reference(0.5, None)(q, k, v, mask, keep)
+    assert (keep.kept["attn.pattern"][0, 0] > 0).int().tolist() == rows
+    assert distance(Fused(0.5)(q, k, v, mask, IDLE), reference) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("n_cached", "rows"),
+    [
+        (0, ["100000", "110000", "111000", "111100", "011110", "001111"]),
+        (4, ["011110", "001111"]),
+        (5, ["001111"]),
+    ],
+)
+def test_the_window_counts_the_token_itself(n_cached: int, rows: list[str]) -> None:
+    """C6: window 4 over 6 tokens gives 1, 2, 3, 4, 4, 4 keys; row 5 sees 2..5; the same with a cache."""
+    mask = window(4, 6 - n_cached, n_cached)
+    q, k, v = random_qkv(6 - n_cached, 6)
+    keep = Keep()
+    reference = Reference(0.5, None)(q, k, v, mask, keep)
+    found = ["".join(str(int(x > 0)) for x in row) for row in keep.kept["attn.pattern"][0, 0]]
+    assert found == rows
+    assert distance(Fused(0.5)(q, k, v, mask, IDLE), reference) <= 1e-6
+    assert distance(CappedFused(0.5, 9.0)(q, k, v, mask, IDLE), Reference(0.5, 9.0)(q, k, v, mask, IDLE)) <= 1e-6
+
+
+@pytest.mark.parametrize("masked", ["window", "past"])
+def test_chunks_change_nothing(masked: str) -> None:
+    """Longer than a chunk, not a multiple of one, with a window or with a past."""
+    n = 2 * CHUNK + 37
+    mask = window(50, n) if masked == "window" else causal(n, 11)
+    q, k, v = random_qkv(n, mask.n_keys)
+    for cap in (None, 3.0):
+        fast, reference = build_kernels(0.5, cap)
+        assert distance(fast(q, k, v, mask, IDLE), reference(q, k, v, mask, IDLE)) <= 1e-5
+
+
+def test_a_query_that_sees_nothing_gathers_nothing() -> None:
+    """A1: a fully masked row gives zeros and finite gradients in both kernels, where a plain softmax gives NaN."""
+
+    class Blind(Mask):
+        def visible(self, queries: slice, keys: slice) -> Tensor:
+            seen = torch.ones(1, 1, 2, 5, dtype=torch.bool)
+            seen[..., 0, :] = False
+            return seen
+
+    mask = Blind(starts=(3,), n_queries=2, window=None)
+    results = []
+    for kernel in build_kernels(0.5, None):
+        q, k, v = (t.requires_grad_() for t in random_qkv(2, 5))
+        z = kernel(q, k, v, mask, IDLE)
+        z.sum().backward()
+        assert z[0, :, 0].abs().max() == 0
+        assert all(bool(t.grad.isfinite().all()) for t in (q, k, v))
+        results.append(z.detach())
+    assert distance(*results) <= 1e-6
+
+
+def test_the_fused_mask_stays_small() -> None:
+    """The mask of a chunk grows with the keys in reach, never with T×T."""
+    mask = window(32, 4096)
+    queries = slice(1024, 1024 + CHUNK)
+    visible = mask.visible(queries, mask.keys(queries))
+    assert visible is not None
+    assert visible.shape == (1, 1, CHUNK, CHUNK + 31)
+
+
+@pytest.mark.parametrize("starts", [(0,), (3,), (0, 4)])
+def test_the_mask_is_the_pure_rule(starts: tuple[int, ...]) -> None:
+    mask = window(3, 4, *starts)
+    keys = slice(0, mask.n_keys)
+    seen = mask.visible(slice(0, 4), keys)
+    assert seen is not None
+    for row, start in enumerate(starts):
+        for t in range(4):
+            for s in range(mask.n_keys):
+                assert bool(seen[row, 0, t, s]) == (0 <= start + t - s < 3)
+
+
+def test_torch_agrees_with_the_reference_on_the_plain_triangle() -> None:
+    q, k, v = random_qkv(7, 7)
+    expected = F.scaled_dot_product_attention(q, *(t.repeat_interleave(2, 1) for t in (k, v)), is_causal=True)
+    assert distance(Reference(1 / math.sqrt(4), None)(q, k, v, causal(7), IDLE), expected) <= 1e-6
