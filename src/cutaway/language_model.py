@@ -204,7 +204,7 @@ class LanguageModel:
                     explain=explain,
                     n_known=min(self.tokenizer.d_vocab, self.config.d_vocab),
                 ),
-                self.tokenizer.stream(skip_special=True),
+                self.tokenizer.stream(skip_special=True, continues=True),
                 self.config.n_ctx,
             )
             for prompt in prompts

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutaway.errors import GenerationError
-from cutaway.generate.stopping import MAX_STOPS, StopMatcher, StopStrings, end_tokens
+from cutaway.generate.stopping import MAX_STOPS, StopMatcher, StopStrings
 
 anytime = settings(deadline=None)
 letters = st.text("ab", max_size=30)
@@ -177,13 +177,6 @@ def test_stops_that_cannot_be_served(stops: str | list[str], says: str) -> None:
         StopStrings(stops)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_end_tokens_are_the_union_of_all_sources() -> None:
-    """X12: the generation config names [1, 106], the tokenizer 1, the model's config nothing."""
-    assert end_tokens([1, 106], 1, None) == {1, 106}
-    assert end_tokens(None, 0) == {0}
-    assert end_tokens() == frozenset()
 
 
 def test_stopping_needs_no_torch() -> None:

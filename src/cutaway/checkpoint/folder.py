@@ -19,7 +19,7 @@ from cutaway.checkpoint.families.family import Family
 from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.layout import export
 from cutaway.checkpoint.load import HEAD, LoadReport, load_network
-from cutaway.checkpoint.weights import SafetensorsFolder
+from cutaway.checkpoint.weights import SafetensorsFolder, without_wrappers
 from cutaway.config import ModelConfig
 from cutaway.errors import CheckpointError, CutawayError, DamagedFileError, UnsupportedError
 from cutaway.network import Transformer
@@ -136,7 +136,8 @@ def save_folder(
     layout = family.layout(network.config)
     if network.config.tied:
         del layout[HEAD]
-    parameters = {name: p.detach().cpu() for name, p in network.named_parameters()}
+    stored = dict(network.named_parameters())
+    parameters = {name: stored[wrapped].detach().cpu() for name, wrapped in without_wrappers(stored).items()}
     # Named even where there is none: the classes' own defaults may lie outside this vocabulary.
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     data = {

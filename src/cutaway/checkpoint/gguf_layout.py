@@ -43,9 +43,7 @@ BLOCK_NAMES = {
 }
 
 
-def gguf_layout(
-    parameters: Iterable[str], config: ModelConfig, stored: Container[str], *, rope_pairs: bool
-) -> Layout:
+def gguf_layout(parameters: Iterable[str], config: ModelConfig, stored: Container[str], *, rope_pairs: bool) -> Layout:
     """The place of every parameter in a file whose tensors are `stored`.
 
     q, k, v and gate, up may each lie in one tensor or in several: the file decides.

@@ -44,7 +44,7 @@ def load_gguf(
         family=reading.family.model_type,
         source=str(file.path),
         stored=", ".join(weights.type_names),
-        used=list(reading.used),
+        used=reading.used,
         notes=reading.notes,
     )
     network = load_network(
@@ -67,7 +67,8 @@ class GGUFWeights:
         for info in file.tensors.values():
             n_bytes[info.type_name] += info.n_bytes
         self.type_names = [name for name, _ in n_bytes.most_common()]
-        self.dtype = dtype or BLOCK_FORMATS[self.type_names[0]].dtype
+        quantised = any(BLOCK_FORMATS[name].n_elements > 1 for name in self.type_names)
+        self.dtype = dtype or (torch.float32 if quantised else BLOCK_FORMATS[self.type_names[0]].dtype)
 
     def read(self, name: str) -> Float[Tensor, "*shape"]:
         """One tensor."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from cutaway.checkpoint.layout import Layout, Part, foreign_parts
 from cutaway.checkpoint.weights import Weights, without_wrappers
@@ -40,9 +42,12 @@ def load_network(
     buffers: Iterable[str] = (),
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    owned: bool = False,
 ) -> Transformer:
     """Build the network and fill it. Nothing is allocated before every name and shape has been found right.
 
+    Args:
+        owned: what is read is in memory of its own, so that a tensor can become a parameter without a copy.
     Raises:
         CheckpointError: a parameter that the file does not fill, or a tensor of another shape.
     """
@@ -50,7 +55,7 @@ def load_network(
     config = _settle_head(config, layout, stored, report)
     if config.tied:
         layout = {ours: parts for ours, parts in layout.items() if ours != HEAD}
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         network = Transformer(config)
     parameters = dict(network.named_parameters())
     _check(parameters, layout, stored)
@@ -59,11 +64,24 @@ def load_network(
     network.tie()
     parameters = dict(network.named_parameters())
     for ours, part in foreign_parts(layout):
-        with torch.no_grad():
-            parameters[ours][part.rows].copy_(part.to_ours(stored.read(part.theirs)))
+        tensor, parameter = part.to_ours(stored.read(part.theirs)), parameters[ours]
+        if owned and tensor.shape == parameter.shape:
+            parameter.data = tensor.to(parameter)
+        else:
+            with torch.no_grad():
+                parameter[part.rows].copy_(tensor)
         report.used.append(stored.names[part.theirs])
     _list_unused(stored, layout, buffers, report)
     return network.eval()
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Modules leave out their first random values. Of no use here, on "meta" they cost seconds: a compiler's import."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
 
 
 class _Stored:

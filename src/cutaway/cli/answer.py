@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,11 @@ class Answer:
     """
 
     def __init__(self, model: LanguageModel, prompt: Prompt, **options: Any) -> None:
-        self.seed: int = secrets.randbits(32) if options["seed"] is None else options["seed"]
+        self.seed: int = int.from_bytes(os.urandom(4), "big") if options["seed"] is None else options["seed"]
         self.text = ""
         self.seconds = 0.0
         self._network = model.network
+        self._n_ctx = model.config.n_ctx
         self._cache: bool = options["cache"]
         [self._generation] = model.generations([prompt], **{**options, "seed": self.seed})
 
@@ -38,6 +39,11 @@ class Answer:
     def finish_reason(self) -> str:
         """Why it ended."""
         return self._generation.finish_reason or "interrupted"
+
+    @property
+    def filled_context(self) -> bool:
+        """Whether no further token could be read."""
+        return len(self._generation.tokens) > self._n_ctx
 
     @property
     def n_tokens(self) -> int:

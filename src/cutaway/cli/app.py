@@ -19,7 +19,10 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "default_map": {"help": False},  # else typer loads pydantic to find that no --help is no
+    },
 )
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 
 import typer
 
@@ -53,7 +53,14 @@ def tell(kind: str, message: str) -> None:
     print(f"{kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
-def _tell_warning(message: Warning | str, *_: object) -> None:
+def _tell_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     tell("warning", str(message))
 
 

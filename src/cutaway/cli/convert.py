@@ -14,17 +14,17 @@ from cutaway.errors import CheckpointError
 
 @reported
 def convert(
-    source: Annotated[str, typer.Argument(help="What to read, named as for --model.")],
-    out: Annotated[str, typer.Argument(help="The folder to write.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="What to read, named as for --model.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to write.")],
     dtype: Dtype = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that already holds files.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a model as a folder that transformers loads as its own class.
+    """Write a model as a folder for transformers.
 
-    The folder holds a config, safetensors and the tokenizer. Without --dtype no number changes; quantised weights
-    become float32.
+    It loads there as the native class, without remote code, tokenizer included. Without --dtype no number changes;
+    quantised weights become float32.
     """
     folder = Path(out)
     before = _files(folder)

@@ -12,20 +12,21 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="A name from `cutaway models`, a folder, a .gguf file, or a Hub id. "
-        "[default: $CUTAWAY_MODEL, else the bundled model, else smollm2]",
+        help="A name from `cutaway models`, a folder, a .gguf file, or a Hub id.",
+        show_default="$CUTAWAY_MODEL, else a bundled model, else smollm2",
     ),
 ]
 Dtype = Annotated[
     str | None,
     typer.Option(
         metavar="TYPE",
-        help="float32, bfloat16 or float16. [default: as stored; float32 if quantised]",
+        help="float32, bfloat16 or float16.",
+        show_default="as stored; float32 if quantised",
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, mps … [default: a GPU if there is one]"),
+    typer.Option(metavar="NAME", help="cpu, cuda, cuda:1, mps …", show_default="a GPU if there is one"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -43,5 +44,7 @@ RepetitionPenalty = Annotated[
 Stop = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given several times.")
 ]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Makes the run repeatable. [default: drawn, and shown]")]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", help="Makes the run repeatable.", show_default="drawn, and shown")
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Re-run the whole text for every token.")]

@@ -31,7 +31,8 @@ from cutaway.show.terminal import Screen
 @reported
 def run(
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue; `-`, or nothing in a pipe: standard input.")
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The text; `-`, or nothing in a pipe: standard input."),
     ] = None,
     model: Model = None,
     max_tokens: MaxTokens = 256,

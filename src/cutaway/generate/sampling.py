@@ -24,6 +24,24 @@ from torch import Tensor
 
 from cutaway.errors import GenerationError, NumericsError
 
+__all__ = [
+    "Choice",
+    "Removed",
+    "SamplingConfig",
+    "choose",
+    "draw",
+    "keep_known",
+    "keep_min_p",
+    "keep_top_k",
+    "keep_top_p",
+    "new_generator",
+    "penalise",
+    "rank_logprobs",
+    "removed_by_filters",
+    "sample_steps",
+    "scale",
+]
+
 FILTERS = ("known", "top_k", "top_p", "min_p")
 LARGEST = sys.float_info.max
 SMALLEST = math.ulp(0.0)

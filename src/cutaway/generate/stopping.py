@@ -1,23 +1,19 @@
-"""When generation ends: end tokens, stop strings, and what may be streamed before a stop is ruled out."""
+"""When generation ends, and what may be streamed before a stop string is ruled out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Literal
 
 from cutaway.errors import GenerationError
 
+__all__ = ["MAX_STOPS", "FinishReason", "StopMatcher", "StopStrings"]
+
 FinishReason = Literal["stop", "length"]
 """`stop`: an end token or a stop string; `length`: max_tokens, or the model's context, was reached."""
 
 MAX_STOPS = 16
-
-
-def end_tokens(*sources: int | Iterable[int] | None) -> frozenset[int]:
-    """The ids that end a text: the union of what the model's files and its tokenizer each name."""
-    lists = [[source] if isinstance(source, int) else source or () for source in sources]
-    return frozenset(token for ids in lists for token in ids)
 
 
 class StopStrings(tuple[str, ...]):

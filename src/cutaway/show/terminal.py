@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from cutaway.checkpoint.sources import ModelEntry
-    from cutaway.checkpoint.verify import Check, Verification
 
 # What a text might do to the terminal is shown instead: ␛ for the escape character, and so on.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
@@ -33,7 +32,7 @@ class Screen:
     def dim(self, text: str, end: str = "\n") -> None:
         """Text that is not the result."""
         if self.is_terminal:
-            _console().print(text.translate(CONTROLS), style="dim", end=end, soft_wrap=True)
+            console().print(text.translate(CONTROLS), style="dim", end=end, soft_wrap=True)
 
 
 @contextmanager
@@ -42,37 +41,47 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda text: None
         return
-    with _console(stderr=True).status(text) as status:
+    with console(stderr=True).status(text) as status:
         yield status.update
 
 
-def _console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False) -> Console:
     """A console that takes text as it is, and outside a terminal never breaks a line."""
     from rich.console import Console
 
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(
-        stderr=stderr, markup=False, emoji=False, highlight=False, width=None if is_terminal else 1000
-    )
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=None if is_terminal else 1000)
 
 
 def print_models(entries: Sequence[ModelEntry]) -> None:
     """The table of `cutaway models`."""
-    table = _table("name", "where", ">parameters", ">on disk", "licence", "source")
+    table = table_of("name", "where", ">parameters", ">on disk", "licence", "source")
     for entry in entries:
         table.add_row(
             entry.name, entry.where, count(entry.n_parameters), size(entry.n_bytes), entry.licence or "", entry.source
         )
-    _console().print(table)
+    console().print(table)
 
 
-def _table(*columns: str) -> Table:
+def print_written(folder: str, files: Mapping[str, int], dtype: str) -> None:
+    """What `cutaway convert` wrote: sizes by file name."""
+    table = table_of("file", ">size")
+    for name, n_bytes in files.items():
+        table.add_row(name, size(n_bytes))
+    screen = console()
+    screen.print(f"{folder}: {len(files)} files, {size(sum(files.values()))}, weights in {dtype}")
+    screen.print(table)
+
+
+def table_of(*columns: str) -> Table:
+    """An empty table; a column whose name begins with > holds numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
     return table
 
 
@@ -87,10 +96,7 @@ def size(n_bytes: int | None) -> str:
 
 
 def _scaled(n: float, units: Sequence[str]) -> str:
-    for unit in units[:-1]:
-        if n < 999.95:
-            break
-        n /= 1000
-    else:
-        unit = units[-1]
-    return f"{n:g}{unit}" if n == int(n) else f"{n:.1f}{unit}"
+    step = 0
+    while n >= 999.95 and step < len(units) - 1:
+        n, step = n / 1000, step + 1
+    return f"{n:.1f}".removesuffix(".0") + units[step]

@@ -15,7 +15,7 @@ from cutaway.text.sandbox import SECONDS, SIZE_LIMIT, TemplateSandbox, time_limi
 __all__ = ["SOURCE_LIMIT", "ChatTemplate"]
 
 DEPTH_LIMIT = 64  # lists and dicts in each other
-SOURCE_LIMIT = 2**17  # characters; the longest in use have about a quarter of it
+SOURCE_LIMIT = 2**16  # characters; the longest in use have about half of that
 
 
 class ChatTemplate:

@@ -37,7 +37,7 @@ class IdTokenizer:
         """The ids as text."""
         return "".join(f"{i} " for i in ids)
 
-    def stream(self, *, skip_special: bool = True) -> IdStream:
+    def stream(self, *, skip_special: bool = True, continues: bool = False) -> IdStream:
         """Ids to text, one at a time."""
         return IdStream()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, SupportsIndex
+from typing import Any
 
 __all__ = ["READING_METHODS", "Marked", "mark_all"]
 
@@ -20,6 +20,9 @@ READING_METHODS = frozenset(name for name in dir(str) if not name.startswith("_"
     *("center", "ljust", "rjust", "zfill", "expandtabs"),
     *("encode", "format", "format_map", "join", "maketrans", "translate"),
 }
+READING_OPERATORS = frozenset(
+    f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "contains", "getitem", "len", "hash", "repr")
+)
 
 
 class Marked(str):
@@ -36,30 +39,6 @@ class Marked(str):
         marked.raw, marked.mark = raw, mark
         return marked
 
-    def __hash__(self) -> int:
-        return hash(self.raw)
-
-    def __len__(self) -> int:
-        return len(self.raw)
-
-    def __eq__(self, other: object) -> bool:
-        return bool(self.raw == _raw(other))
-
-    def __ne__(self, other: object) -> bool:
-        return bool(self.raw != _raw(other))
-
-    def __lt__(self, other: str) -> bool:
-        return bool(self.raw < _raw(other))
-
-    def __gt__(self, other: str) -> bool:
-        return bool(self.raw > _raw(other))
-
-    def __contains__(self, part: object) -> bool:
-        return _raw(part) in self.raw
-
-    def __getitem__(self, index: SupportsIndex | slice) -> Marked:
-        return Marked(self.raw[index], self.mark)
-
     def __iter__(self) -> Iterator[str]:
         return (Marked(character, self.mark) for character in self.raw)
 
@@ -72,14 +51,13 @@ def _reads_raw(name: str) -> Callable[..., Any]:
     of_str = getattr(str, name)
 
     def method(self: Marked, *args: Any, **kwargs: Any) -> Any:
-        result = of_str(self.raw, *map(_raw, args), **kwargs)
-        return mark_all(result, self.mark)
+        return mark_all(of_str(self.raw, *map(_raw, args), **kwargs), self.mark)
 
     method.__name__ = name
     return method
 
 
-for _name in READING_METHODS:
+for _name in READING_METHODS | READING_OPERATORS:
     setattr(Marked, _name, _reads_raw(_name))
 
 

@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from types import GeneratorType
 from typing import Any
 
 from jinja2 import Environment, Template, nodes, pass_environment
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS, do_indent, make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -35,7 +36,8 @@ __all__ = ["SECONDS", "SIZE_LIMIT", "TemplateSandbox", "time_limit"]
 
 SIZE_LIMIT = 2**20  # characters and entries of one value, and of the whole output
 SECONDS = 2.0
-_BITS = 4096  # bits of an integer
+FORMAT_LIMIT = 4096  # characters of a pattern for % and format
+BIT_LIMIT = 4096  # of an integer
 
 _FILTERS = (
     *("default", "d", "trim", "upper", "lower", "capitalize", "title", "string", "int", "float", "abs", "min", "max"),
@@ -105,7 +107,7 @@ def _bound_each(values: Iterable[Any]) -> Iterator[Any]:
         yield value
 
 
-def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded(function: Any) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         _tick()
@@ -166,6 +168,11 @@ def _tojson(
     return _concat(encoder.iterencode(value))
 
 
+def _format(pattern: Any, *args: Any, **kwargs: Any) -> str:
+    _check_format(str(pattern), [*args, *kwargs.values()])
+    return str(pattern) % (kwargs or args)
+
+
 def _strftime_now(pattern: str) -> str:
     _check_format(pattern, ())
     return datetime.now().strftime(pattern)
@@ -176,9 +183,12 @@ def _raise_exception(message: str) -> None:
 
 
 def _check_format(pattern: str, values: Any) -> None:
-    """Refuse widths that the arguments name, widths above 999, and results that could pass the limit."""
-    if re.search(r"%[^a-zA-Z%]*(\*|\d{4})|\{[^{}]*(\{|:[^{}]*\d{4})", pattern.replace("{{", "").replace("%%", "")):
-        raise TemplateError("the chat template formats text wider than 999 characters; use another template")
+    """Refuse widths that an argument states, widths above 999, and results that could pass the limit."""
+    wide = r"%[^a-zA-Z%]*(\*|\d{4})|\{[^{}]*(\{|:[^{}]*\d{4})"
+    if len(pattern) > FORMAT_LIMIT or re.search(wide, pattern.replace("{{", "").replace("%%", "")):
+        raise TemplateError(
+            f"the chat template formats by more than {FORMAT_LIMIT} characters or to a width above 999; use another"
+        )
     _check_size(len(pattern) + (pattern.count("%") + pattern.count("{")) * (1000 + _size(values)))
 
 
@@ -225,7 +235,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation])
         filters: dict[str, Callable[..., Any]] = {name: self.filters[name] for name in _FILTERS}
-        filters |= {"join": _join_filter, "replace": _replace, "indent": _indent, "tojson": _tojson}
+        filters |= {"join": _join_filter, "replace": _replace, "indent": _indent, "tojson": _tojson, "format": _format}
         filters |= {"escape": _escape, "e": _escape, "safe": _safe, "_concat": _concat, "_bound": _bound}
         self.filters = {name: _bounded(function) for name, function in filters.items()} | {"_tick": _tick}
         self.tests = {name: _bounded(function) for name, function in self.tests.items()}
@@ -263,8 +273,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return _bound(super().call_binop(context, operator, left, right))
 
     def _check_number(self, bits: int) -> None:
-        if bits > _BITS:
-            raise TemplateError(f"the chat template made a number of more than {_BITS} bits; use another template")
+        if bits > BIT_LIMIT:
+            raise TemplateError(f"the chat template made a number of more than {BIT_LIMIT} bits; use another template")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapper = super().wrap_str_format(value)
@@ -277,10 +287,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
         return bounded
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        raise SecurityError(f"{attribute!r} of a {type(obj).__name__} is out of a template's reach")
+
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         _tick()
         if isinstance(owner := getattr(obj, "__self__", None), str) and obj.__name__ in ("join", "replace"):
-            return _bound((_join if obj.__name__ == "join" else _replace)(owner, *args, **kwargs))
+            obj = partial(_join if obj.__name__ == "join" else _replace, owner)
         return _bound(super().call(context, obj, *args, **kwargs))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import re
 import secrets
@@ -23,6 +22,7 @@ from cutaway.text.stream import TextStream
 __all__ = ["ID_LIMIT", "Tokenizer", "rust_errors"]
 
 ID_LIMIT = 2**22  # the largest vocabulary in use has about a million ids
+_RARE = (*range(0x13000, 0x13430), *range(0x20000, 0x2A6E0))  # printable, so that no escaping changes them
 _CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
 
 
@@ -130,9 +130,9 @@ class Tokenizer:
         self._alias = {token.content: f"\ue0fe{key}.{i:x}\ue0ff" for i, token in controls.items()}
         backend.add_tokens([_copy(token, self._alias[token.content], special=False) for token in controls.values()])
 
-        longest_first = sorted(self._alias, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        unknown = getattr(backend.model, "unk_token", None)
+        longest_first = sorted(controls.values(), key=lambda token: len(token.content), reverse=True)
+        self._control = re.compile("|".join(map(_pattern, longest_first)) or r"(?!)")
+        unknown = getattr(backend.model, "unk_token", "<unk>")  # what stands for a character is no control token
         self._substitutes = {backend.token_to_id(self._alias[token.content]): [i] for i, token in controls.items()}
         self._substitutes |= {i: self._spell(t.content) for i, t in controls.items() if t.content != unknown}
 
@@ -143,12 +143,10 @@ class Tokenizer:
             name = name.replace(new, old)
         if self.rule.byte_level:
             name = "".join(_CHARACTER_OF_BYTE[byte] for byte in name.encode())
-        ids: list[int | None] = []
+        ids = []
         for character in name:
-            whole = self.backend.token_to_id(character)
-            ids += (
-                [whole] if whole is not None else [self.backend.token_to_id(f"<0x{b:02X}>") for b in character.encode()]
-            )
+            names = (character,) if self.backend.token_to_id(character) is not None else _byte_names(character)
+            ids += map(self.backend.token_to_id, names)
         return [i for i in ids if i is not None]
 
     @classmethod
@@ -214,8 +212,7 @@ class Tokenizer:
             TemplateError: no template, or one that fails or refuses the messages.
         """
         text = self._template.render(messages, **variables)
-        free = (chr(c) for c in itertools.chain(range(0xFDD0, 0xFDF0), range(0x10_0000, 0x10_FFFE)))
-        mark = next(character for character in free if character not in text)
+        mark = next(character for character in map(chr, _RARE) if character not in text)
         marked = self._template.render_marked(messages, mark, **variables)
         if self._control.findall(marked) != self._control.findall(text):
             text = marked  # a message holds, or completes, the name of a control token
@@ -263,14 +260,17 @@ class Tokenizer:
 
 
 def _copy(token: AddedToken, content: str, *, special: bool) -> AddedToken:
-    return AddedToken(
-        content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=token.normalized,
-        special=special,
-    )
+    """A token that is met where the other is; whether it stands alone is looked at before."""
+    return AddedToken(content, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized, special=special)
+
+
+def _byte_names(character: str) -> list[str]:
+    return [f"<0x{byte:02X}>" for byte in character.encode()]
+
+
+def _pattern(token: AddedToken) -> str:
+    name = re.escape(token.content)
+    return rf"(?<!\w){name}(?!\w)" if token.single_word else name
 
 
 def _well_formed(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,15 +42,16 @@ def read_folder(folder: Path) -> Tokenizer | None:
     if not isinstance(add_bos, bool):
         add_bos = bos_id is not None and first_id == bos_id
     try:
-        return Tokenizer(
-            backend,
-            bos_id=bos_id,
-            eos_id=eos_id,
-            eos_ids=_ids(generation, "eos_token_id") | _ids(model, "eos_token_id"),
-            pad_id=pad_id,
-            add_bos=add_bos and bos_id is not None,
-            chat_template=_chat_template(folder, config),
-        )
+        with rust_errors(DamagedFileError, f"{folder} has a tokenizer that cannot be used; download it again"):
+            return Tokenizer(
+                backend,
+                bos_id=bos_id,
+                eos_id=eos_id,
+                eos_ids=_ids(generation, "eos_token_id") | _ids(model, "eos_token_id"),
+                pad_id=pad_id,
+                add_bos=add_bos and bos_id is not None,
+                chat_template=_chat_template(folder, config),
+            )
     except TokenizerError as error:
         raise DamagedFileError(f"{folder}: {error}") from error
 
@@ -179,7 +179,7 @@ def _leading_id(backend: Backend) -> int | None:
                 "single": [{"SpecialToken": {"id": name}}, *_],
                 "special_tokens": names,
             }:
-                return int(names[name]["ids"][0])
+                return next(iter(names[name]["ids"]), None)
     return None
 
 
@@ -262,8 +262,9 @@ def _post_processor(tokenizer: Tokenizer, leading: int | None) -> Json:
 
 
 def _write_json(path: Path, value: Json) -> None:
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with part.open("w", encoding="utf-8") as file:
         json.dump(value, file, ensure_ascii=False, indent=2)
         file.flush()
         os.fsync(file.fileno())
-    Path(file.name).replace(path)
+    part.replace(path)
