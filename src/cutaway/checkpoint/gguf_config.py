@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -131,22 +130,11 @@ def read_config(file: GGUFFile) -> Reading:
     family = FAMILIES[architecture.family]
     fields = Fields(architecture.fields(m), str(file.path))
     config = family.read(fields)
-    _check_size(config, file)
     if architecture.rope_pairs and m.count("rope.dimension_count", config.d_head) != config.d_head:
         raise m.unsupported("rope.dimension_count", f"all {config.d_head} coordinates of a head turn here")
     return Reading(
         family=family, config=config, rope_pairs=architecture.rope_pairs, used=m.used, notes=m.notes + fields.notes
     )
-
-
-def _check_size(config: ModelConfig, file: GGUFFile) -> None:
-    """Sizes far beyond the file's stop here, before a network of that size is even described."""
-    needed = config.n_layers * config.d_model * (config.n_heads * config.d_head + config.d_ff)
-    held = sum(prod(info.shape) for info in file.tensors.values())
-    if needed > held:
-        raise CheckpointError(
-            f"{file.path}: the metadata need {needed} weights, the file has {held}: weights and config are not of one model"
-        )
 
 
 # --- rotary ------------------------------------------------------------------------------------------------
@@ -159,10 +147,11 @@ def _rotary(
     if "rope.freq_base" not in m:
         m.notes.append(f"no {m.file.architecture}.rope.freq_base in the file: the format's default 10000 is used")
     d_rotary = m.count("rope.dimension_count", d_head)
-    fields: dict[str, Any] = {theta: m.number("rope.freq_base", 10_000.0), "rope_scaling": _scaling(m, d_rotary)}
-    if d_rotary != d_head:
-        fields[share] = (d_rotary + 0.5) / d_head  # the family multiplies by d_head and rounds down
-    return fields
+    return {
+        theta: m.number("rope.freq_base", 10_000.0),
+        share: (d_rotary + 0.5) / d_head,  # the family multiplies by d_head and rounds down
+        "rope_scaling": _scaling(m, d_rotary),
+    }
 
 
 def _scaling(m: Metadata, d_rotary: int) -> dict[str, Any] | None:

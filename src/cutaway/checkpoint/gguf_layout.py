@@ -86,17 +86,17 @@ def _qkv(block: str, kind: str, config: ModelConfig, *, fused: bool, rope_pairs:
     )
 
 
-def pairs(n_heads: int, x: Float[Tensor, "rows *rest"]) -> Float[Tensor, "rows *rest"]:
+def pairs(n_heads: int, x: Float[Tensor, "rows ..."]) -> Float[Tensor, "rows ..."]:
     """Within each head, rows i and i + d_head/2, which turn together, side by side: 0 4 1 5 2 6 3 7."""
-    return x.unflatten(0, (n_heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    return x.reshape(n_heads, 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
-def halves(n_heads: int, x: Float[Tensor, "rows *rest"]) -> Float[Tensor, "rows *rest"]:
+def halves(n_heads: int, x: Float[Tensor, "rows ..."]) -> Float[Tensor, "rows ..."]:
     """The inverse of `pairs`: 0 2 4 6 1 3 5 7."""
-    return x.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return x.reshape(n_heads, -1, 2, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
-def _on_top(change: Change, n_rows: int, x: Float[Tensor, "rows *rest"]) -> Float[Tensor, "rows *rest"]:
+def _on_top(change: Change, n_rows: int, x: Float[Tensor, "rows ..."]) -> Float[Tensor, "rows ..."]:
     """`change` on the first rows, the others as they are."""
     return torch.cat((change(x[:n_rows]), x[n_rows:]))
 

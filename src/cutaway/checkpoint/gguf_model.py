@@ -7,6 +7,8 @@ fills a whole parameter becomes it. So beside the network itself hardly more tha
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -47,10 +49,22 @@ def load_gguf(
         used=reading.used,
         notes=reading.notes,
     )
-    network = load_network(
-        weights, reading.config, layout, report, buffers=BUFFERS, dtype=weights.dtype, device=device, owned=True
-    )
+    with _one_thread():
+        network = load_network(
+            weights, reading.config, layout, report, buffers=BUFFERS, dtype=weights.dtype, device=device, owned=True
+        )
     return network, report
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Loading is many short copies. Shared out, each waits for the slower thread, on a busy machine for long."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 class GGUFWeights:

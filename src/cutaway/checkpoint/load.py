@@ -60,19 +60,32 @@ def load_network(
     parameters = dict(network.named_parameters())
     _check(parameters, layout, stored)
 
-    network = network.to(dtype or weights.dtype).to_empty(device=device or "cpu")
+    tensors = {}
+    for ours, parts in layout.items():
+        tensors[ours] = _fill(parts, parameters[ours].shape, stored, owned, dtype or weights.dtype, device)
+        report.used += [stored.names[part.theirs] for part in parts]
+    if config.tied:
+        tensors[HEAD] = tensors[EMBED]
+    network.load_state_dict(tensors, assign=True)
     network.tie()
-    parameters = dict(network.named_parameters())
-    for ours, part in foreign_parts(layout):
-        tensor, parameter = part.to_ours(stored.read(part.theirs)), parameters[ours]
-        if owned and tensor.shape == parameter.shape:
-            parameter.data = tensor.to(parameter)
-        else:
-            with torch.no_grad():
-                parameter[part.rows].copy_(tensor)
-        report.used.append(stored.names[part.theirs])
     _list_unused(stored, layout, buffers, report)
     return network.eval()
+
+
+def _fill(
+    parts: tuple[Part, ...],
+    shape: torch.Size,
+    stored: _Stored,
+    owned: bool,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+) -> Tensor:
+    if owned and len(parts) == 1:
+        return parts[0].to_ours(stored.read(parts[0].theirs)).to(device, dtype)
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    for part in parts:
+        whole[part.rows].copy_(part.to_ours(stored.read(part.theirs)))
+    return whole
 
 
 class _Uninitialised(TorchFunctionMode):

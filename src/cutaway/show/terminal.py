@@ -41,25 +41,26 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda text: None
         return
-    with console(stderr=True).status(text) as status:
-        yield status.update
+    from rich.text import Text
+
+    with console(stderr=True).status(Text(text)) as status:
+        yield lambda text: status.update(Text(text))
 
 
 def console(*, stderr: bool = False) -> Console:
     """A console that takes text as it is, and outside a terminal never breaks a line."""
     from rich.console import Console
 
-    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=None if is_terminal else 1000)
+    file = sys.stderr if stderr else sys.stdout
+    width = None if file.isatty() else 1000
+    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def print_models(entries: Sequence[ModelEntry]) -> None:
     """The table of `cutaway models`."""
-    table = table_of("name", "where", ">parameters", ">on disk", "licence", "source")
+    table = table_of("name", "where", ">parameters", ">on disk", "licence")
     for entry in entries:
-        table.add_row(
-            entry.name, entry.where, count(entry.n_parameters), size(entry.n_bytes), entry.licence or "", entry.source
-        )
+        table.add_row(entry.name, entry.where, count(entry.n_parameters), size(entry.n_bytes), entry.licence or "")
     console().print(table)
 
 
@@ -86,8 +87,8 @@ def table_of(*columns: str) -> Table:
 
 
 def count(n: int | None) -> str:
-    """A number of things, to four digits."""
-    return "" if n is None else _scaled(n, ("", " K", " M", " G", " T"))
+    """A number of things, to four digits; 1 B is 10⁹."""
+    return "" if n is None else _scaled(n, ("", " K", " M", " B", " T"))
 
 
 def size(n_bytes: int | None) -> str:

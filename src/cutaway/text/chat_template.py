@@ -40,7 +40,7 @@ class ChatTemplate:
         self._template = _compile(source)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """The conversation as text, ending where the assistant is to speak.
 
@@ -50,14 +50,13 @@ class ChatTemplate:
         Raises:
             TemplateError: messages that are not JSON-like, or a template that fails, takes too long or writes too much.
         """
-        messages = [dict(message) for message in messages]
-        _check_json([messages, variables])
-        return self._render(messages, add_generation_prompt, variables)
+        return self._render(_checked(messages, variables), add_generation_prompt, variables)
 
     def render_marked(
         self,
         messages: Sequence[Mapping[str, Any]],
         mark: str,
+        /,
         *,
         add_generation_prompt: bool = True,
         **variables: Any,
@@ -68,9 +67,7 @@ class ChatTemplate:
 
         Raises: as `render`.
         """
-        messages = [dict(message) for message in messages]
-        _check_json([messages, variables])
-        marked = [mark_all(message, mark) | _bare_role(message) for message in messages]
+        marked = [mark_all(message, mark) | _bare_role(message) for message in _checked(messages, variables)]
         return self._render(marked, add_generation_prompt, mark_all(variables, mark))
 
     def _render(self, messages: list[Any], add_generation_prompt: bool, variables: dict[str, Any]) -> str:
@@ -92,7 +89,18 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def _bare_role(message: Mapping[str, Any]) -> dict[str, str]:
+def _checked(messages: Sequence[Mapping[str, Any]], variables: dict[str, Any]) -> list[dict[str, Any]]:
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise TemplateError(
+                f"a message is a {type(message).__name__}; give objects such as {{'role': 'user', 'content': 'Hello'}}"
+            )
+    plain = [dict(message) for message in messages]
+    _check_json([plain, variables])
+    return plain
+
+
+def _bare_role(message: dict[str, Any]) -> dict[str, str]:
     role = message.get("role")
     return {"role": role} if isinstance(role, str) and role.isidentifier() else {}
 

@@ -117,7 +117,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
         UnsupportedError: a kind of tokenizer or a word rule Cutaway does not implement.
         TokenizerError: fields that are missing, of a wrong type, or at odds with each other.
     """
-    if _MODEL not in metadata and _TOKENS not in metadata:
+    if _TOKENS not in metadata and metadata.get(_MODEL) in (None, "none", "no_vocab"):
         return None
     vocabulary = _Vocabulary.read(metadata)
     bos_id, eos_id, pad_id = (_token_id(metadata, name, len(vocabulary.tokens)) for name in ("bos", "eos", "padding"))
@@ -127,7 +127,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
         eos_id=eos_id,
         eos_ids=vocabulary.end_ids,
         pad_id=pad_id,
-        add_bos=_adds_bos(metadata, bos_id),
+        add_bos=_adds_bos(metadata, vocabulary, bos_id),
         chat_template=_field(metadata, "tokenizer.chat_template", str, None),
     )
 
@@ -147,11 +147,12 @@ _MERGES, _SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 
 @dataclass(frozen=True, kw_only=True)
 class _Vocabulary:
-    """The tokens of a file in the order of their ids, what each one is, and which ones end a text.
+    """The kind of a file's tokenizer, its tokens in the order of their ids, and what each one is.
 
     `special_ids` are never part of a text: control and unknown tokens, and whatever ends a text.
     """
 
+    kind: str
     tokens: Sequence[str]
     types: Sequence[int]
     ids: Mapping[str, int]
@@ -160,6 +161,11 @@ class _Vocabulary:
 
     @staticmethod
     def read(metadata: Mapping[str, Any]) -> _Vocabulary:
+        if (kind := metadata.get(_MODEL)) not in ("gpt2", "llama"):
+            raise UnsupportedError(
+                f"{_MODEL} is {_shown(kind)}; Cutaway reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece), "
+                "load the model from a transformers folder instead"
+            )
         tokens = _array(metadata, _TOKENS, str)
         if not tokens:
             raise TokenizerError(f"{_TOKENS} is empty; a tokenizer needs at least one token, convert the file again")
@@ -176,22 +182,14 @@ class _Vocabulary:
         declared = {_token_id(metadata, name, len(tokens)) for name in ("eos", "eot", "eom")}
         named = {ids[name] for name in END_NAMES if name in ids and types[ids[name]] == CONTROL}
         ends = frozenset(i for i in declared | named if i is not None)
-        special = ends | {i for i, kind in enumerate(types) if kind in (UNKNOWN, CONTROL)}
-        return _Vocabulary(tokens=tokens, types=types, ids=ids, end_ids=ends, special_ids=special)
+        special = ends | {i for i, type_ in enumerate(types) if type_ in (UNKNOWN, CONTROL)}
+        return _Vocabulary(kind=kind, tokens=tokens, types=types, ids=ids, end_ids=ends, special_ids=special)
 
 
 def _backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
-    kind = metadata.get(_MODEL)
-    if kind == "gpt2":
-        backend = _byte_level(metadata, vocabulary)
-    elif kind == "llama":
-        backend = _sentencepiece(metadata, vocabulary)
-    else:
-        raise UnsupportedError(
-            f"{_MODEL} is {_shown(kind)}; Cutaway reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece), "
-            "load the model from a transformers folder instead"
-        )
-    phi3 = kind == "llama" and metadata.get("general.architecture") == "phi3"
+    build = _byte_level if vocabulary.kind == "gpt2" else _sentencepiece
+    backend = build(metadata, vocabulary)
+    phi3 = vocabulary.kind == "llama" and metadata.get("general.architecture") == "phi3"
     added = [
         AddedToken(
             token,
@@ -311,14 +309,15 @@ def _word_rule(metadata: Mapping[str, Any]) -> WordRule:
     return WORD_RULES[name]
 
 
-def _adds_bos(metadata: Mapping[str, Any], bos_id: int | None) -> bool:
+def _adds_bos(metadata: Mapping[str, Any], vocabulary: _Vocabulary, bos_id: int | None) -> bool:
     key = "tokenizer.ggml.add_bos_token"
     if key in metadata:
-        if (add_bos := _field(metadata, key, bool, False)) and bos_id is None:
+        stated: bool = _field(metadata, key, bool, False)
+        if stated and bos_id is None:
             raise TokenizerError(f"{key} is true without tokenizer.ggml.bos_token_id, convert the file again")
-        return add_bos
-    rule = WORD_RULES.get(metadata.get(_PRE, ""), WORD_RULES["default"])
-    return bos_id is not None and (metadata[_MODEL] == "llama" or rule.add_bos)
+        return stated
+    usual = vocabulary.kind == "llama" or WORD_RULES[metadata.get(_PRE) or "default"].add_bos
+    return usual and bos_id is not None
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | None:

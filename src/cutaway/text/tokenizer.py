@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 import secrets
@@ -19,8 +20,9 @@ from cutaway.text.chat_template import ChatTemplate
 from cutaway.text.pieces import BYTE_OF_CHARACTER, PieceRule
 from cutaway.text.stream import TextStream
 
-__all__ = ["ID_LIMIT", "Tokenizer", "rust_errors"]
+__all__ = ["FLAGS", "ID_LIMIT", "Tokenizer", "rust_errors"]
 
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 ID_LIMIT = 2**22  # the largest vocabulary in use has about a million ids
 _RARE = (*range(0x13000, 0x13430), *range(0x20000, 0x2A6E0))  # printable, so that no escaping changes them
 _CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
@@ -114,6 +116,19 @@ class Tokenizer:
         self._pieces = _Pieces(backend, self.rule, literal, self.d_vocab)
         self._hide(controls, last)
 
+    def backend_state(self) -> dict[str, Any]:
+        """The backend as it was given, without the aliases: what a `tokenizer.json` holds."""
+        state: dict[str, Any] = json.loads(self.backend.to_str())
+        state["added_tokens"] = [
+            {"id": i, "content": token.content} | {flag: getattr(token, flag) for flag in FLAGS}
+            for i, token in sorted(self.added.items())
+        ]
+        return state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = ("bos_id", "eos_ids", "pad_id", "eos_id", "add_bos", "chat_template")
+        return _rebuild, (json.dumps(self.backend_state()), {name: getattr(self, name) for name in names})
+
     def _in_template(self, token: AddedToken) -> bool:
         return bool(token.content.strip()) and token.content in (self.chat_template or "")
 
@@ -143,7 +158,7 @@ class Tokenizer:
             name = name.replace(new, old)
         if self.rule.byte_level:
             name = "".join(_CHARACTER_OF_BYTE[byte] for byte in name.encode())
-        ids = []
+        ids: list[int | None] = []
         for character in name:
             names = (character,) if self.backend.token_to_id(character) is not None else _byte_names(character)
             ids += map(self.backend.token_to_id, names)
@@ -183,9 +198,7 @@ class Tokenizer:
         Raises:
             TokenizerError: text the vocabulary cannot express, or a BOS that does not exist.
         """
-        if special:
-            text = self._control.sub(lambda name: self._alias[name[0]], text)
-        ids = self._encode(text)
+        ids = self._encode(self._with_controls(text) if special else text, shown=text)
         if self.add_bos if bos is None else bos:
             if self.bos_id is None:
                 raise TokenizerError("this tokenizer has no BOS token; encode with bos=False")
@@ -193,14 +206,18 @@ class Tokenizer:
                 ids.insert(0, self.bos_id)
         return ids
 
-    def _encode(self, text: str) -> list[int]:
-        with rust_errors(TokenizerError, f"cannot encode {text[:40]!r}"):
+    def _with_controls(self, text: str) -> str:
+        return self._control.sub(lambda name: self._alias[name[0]], text)
+
+    def _encode(self, text: str, shown: str) -> list[int]:
+        # No alias may show up in an error: who knows it can write control tokens.
+        with rust_errors(TokenizerError, f"cannot encode {shown[:40]!r}"):
             ids = self.backend.encode(_well_formed(text), add_special_tokens=False).ids
         if self._substitutes.keys().isdisjoint(ids):
             return ids
         return [new for i in ids for new in self._substitutes.get(i, (i,))]
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[int]:
         """The ids of a conversation, by the model's chat template.
 
         Control tokens come from the template alone: what looks like one in a message is text. BOS is there if the
@@ -216,7 +233,7 @@ class Tokenizer:
         marked = self._template.render_marked(messages, mark, **variables)
         if self._control.findall(marked) != self._control.findall(text):
             text = marked  # a message holds, or completes, the name of a control token
-        return self._encode(self._control.sub(lambda name: self._alias[name[0]], text).replace(mark, ""))
+        return self._encode(self._with_controls(text).replace(mark, ""), shown=text.replace(mark, ""))
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -257,6 +274,10 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         r"""A token to look at: its text, with bytes that are no character as \xff; `[id]` past the vocabulary."""
         return self._pieces[token].decode("utf-8", "backslashreplace") or f"[{token}]"
+
+
+def _rebuild(state: str, arguments: dict[str, Any]) -> Tokenizer:
+    return Tokenizer(Backend.from_str(state), **arguments)
 
 
 def _copy(token: AddedToken, content: str, *, special: bool) -> AddedToken:

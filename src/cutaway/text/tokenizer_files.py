@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from cutaway.errors import DamagedFileError, TokenizerError, UnsupportedError
-from cutaway.text.tokenizer import ID_LIMIT, Tokenizer, rust_errors
+from cutaway.text.tokenizer import FLAGS, ID_LIMIT, Tokenizer, rust_errors
 
 __all__ = ["read_folder", "write_folder"]
 
@@ -21,7 +21,6 @@ TOKENIZER_LIMIT = 2**28  # bytes; the largest in use have 40 MB
 CONFIG_LIMIT = 2**24
 
 NAMED = ("bos_token", "eos_token", "pad_token")
-FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 Json = dict[str, Any]
 
@@ -36,8 +35,9 @@ def read_folder(folder: Path) -> Tokenizer | None:
     model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
     bos_id, eos_id, pad_id = (_token_id(backend, config, name) for name in NAMED)
     first_id = _leading_id(backend)
-    if not config:
-        bos_id = first_id if first_id is not None else min(_ids(model, "bos_token_id"), default=None)
+    if bos_id is None:
+        known = _ids(model, "bos_token_id") & backend.get_added_tokens_decoder().keys()
+        bos_id = first_id if first_id is not None else min(known, default=None)
     add_bos = config.get("add_bos_token")
     if not isinstance(add_bos, bool):
         add_bos = bos_id is not None and first_id == bos_id
@@ -233,11 +233,7 @@ def _read_text(path: Path, limit: int) -> str:
 def write_folder(tokenizer: Tokenizer, folder: Path) -> None:
     """Write a tokenizer's files; see `Tokenizer.save`."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = json.loads(tokenizer.backend.to_str())
-    state["added_tokens"] = [
-        {"id": i, "content": token.content} | {flag: getattr(token, flag) for flag in FLAGS}
-        for i, token in sorted(tokenizer.added.items())
-    ]
+    state = tokenizer.backend_state()
     leading = tokenizer.bos_id if tokenizer.add_bos else None
     if _leading_id(tokenizer.backend) != leading:
         state["post_processor"] = _post_processor(tokenizer, leading)

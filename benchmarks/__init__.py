@@ -1,0 +1,1 @@
+"""Measured claims, each beside its peer in the same run: `python -m benchmarks [name …]`."""

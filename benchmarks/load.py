@@ -1,0 +1,35 @@
+"""From a warm file to a ready model, in a process of its own: time, and peak memory against the weights' size."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+
+CODE = """
+import resource, sys, time
+start = time.perf_counter()
+import torch, cutaway
+imported = time.perf_counter() - start
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = cutaway.load("smollm2", dtype=sys.argv[1])
+ready = time.perf_counter() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
+size = sum(p.nbytes for p in model.network.parameters())
+print(imported, ready, 1024 * peak / size)
+"""
+
+
+def main() -> None:
+    """Print the median of five loads in each type."""
+    print("load: SmolLM2-135M from its Q4_1 file, a new process each time")
+    for dtype in ("float32", "bfloat16"):
+        runs = [_run(dtype) for _ in range(5)]
+        imported, ready, share = (statistics.median(column) for column in zip(*runs, strict=True))
+        print(f"  {dtype:9} ready in {ready:4.2f} s (imports {imported:4.2f} s)   peak {share:4.2f} × the weights")
+    print()
+
+
+def _run(dtype: str) -> list[float]:
+    done = subprocess.run([sys.executable, "-c", CODE, dtype], capture_output=True, text=True, check=True)
+    return [float(word) for word in done.stdout.split()]

@@ -1,0 +1,57 @@
+"""What this machine can do at best, and how to compare two programs on it while others use it too."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+N_THREADS = 2
+
+
+def introduce() -> None:
+    """Say what was measured on."""
+    torch.set_num_threads(N_THREADS)
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+    print(f"{N_THREADS} threads, memory reads at {read_bandwidth() / 1e9:.1f} GB/s\n")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall time of one call [s]."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def read_bandwidth(n_bytes: int = 512 << 20, n_runs: int = 9) -> float:
+    """How fast all threads together read memory [B/s]: the best of several sums over a large tensor."""
+    x = torch.ones(n_bytes // 4)
+    return n_bytes / min(seconds(x.sum) for _ in range(n_runs))
+
+
+def pairs(ours: Callable[[], object], theirs: Callable[[], object], n: int) -> tuple[float, float, float]:
+    """Median seconds of each, and the median of theirs/ours pair by pair, taken in turns after one warm-up."""
+    ours(), theirs()
+    times = [(seconds(ours), seconds(theirs)) for _ in range(n)]
+    ratio = statistics.median(b / a for a, b in times)
+    return statistics.median(a for a, _ in times), statistics.median(b for _, b in times), ratio
+
+
+def peak_memory(work: Callable[[], object]) -> int:
+    """How far resident memory rises above its start during one call [B]; Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the old peak
+    before = _status("VmRSS")
+    work()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")

@@ -1,0 +1,74 @@
+"""cutaway convert: a folder that transformers loads with equal logits, and nothing overwritten by surprise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import cutaway as library
+from support.commands import Commands
+from support.tiny import distance, random_tokens, reference_folder
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
+def test_a_folder_goes_round_without_loss(family: str, cutaway: Commands, tmp_path: Path) -> None:
+    theirs = reference_folder(tmp_path / "in", family)
+    code, out, err = cutaway("convert", tmp_path / "in", tmp_path / "out")
+    assert code == 0, err
+    assert out.splitlines()[0] == f"{tmp_path / 'out'}: 2 files, {out.split(', ')[1]}, weights in float32"
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert type(again) is type(theirs)
+    state = theirs.state_dict()
+    for name, weight in again.state_dict().items():
+        assert torch.equal(weight, state[name]), name
+    tokens = random_tokens(1, 12)
+    with torch.inference_mode():
+        assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+
+
+def test_the_tokenizer_goes_along(cutaway: Commands, talker: Path, tmp_path: Path) -> None:
+    assert cutaway("convert", talker, tmp_path / "out")[0] == 0
+    text = "naïve 😸"
+    ids = library.load(talker).encode(text, bos=False)
+    assert library.load(tmp_path / "out").encode(text, bos=False) == ids
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").encode(text, add_special_tokens=False) == ids
+
+
+def test_dtype_is_what_gets_written(cutaway: Commands, talker: Path, tmp_path: Path) -> None:
+    out = tmp_path / "half"
+    code, said, _ = cutaway("convert", talker, out, "--dtype", "bfloat16", "--json")
+    assert code == 0
+    told = json.loads(said)
+    assert (told["source"], told["folder"], told["dtype"]) == (str(talker), str(out), "bfloat16")
+    assert told["files"] == {path.name: path.stat().st_size for path in out.iterdir()}
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+    half, whole = library.load(out, dtype="float32"), library.load(talker)
+    assert 0 < distance(half.logits([1, 2, 3]), whole.logits([1, 2, 3])) < 0.1
+
+
+def test_files_in_the_way_stop_it_unless_forced(cutaway: Commands, talker: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    assert "already holds 1 file" in cutaway.error("convert", talker, out)
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+    code, said, _ = cutaway("convert", talker, out, "--force", "--json")
+    assert code == 0
+    assert "mine.txt" not in json.loads(said)["files"]
+    assert (out / "mine.txt").read_text() == "mine"
+    assert library.load(out).config == library.load(talker).config
+
+
+def test_places_that_cannot_be_written_are_named(cutaway: Commands, talker: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "is a file" in cutaway.error("convert", talker, file)
+    assert "is what is being read" in cutaway.error("convert", talker, talker, "--force")
+    assert "does not exist" in cutaway.error("convert", tmp_path / "missing", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
