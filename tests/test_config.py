@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny import OURS
 
 from cutaway.config import (
     AttentionConfig,
@@ -22,6 +21,7 @@ from cutaway.config import (
 )
 from cutaway.errors import ConfigError
 from cutaway.presets import PRESETS
+from support.tiny import OURS
 
 SIZES: dict[str, Any] = {"n_layers": 2, "n_ctx": 16, "d_model": 12, "d_vocab": 10, "n_heads": 3}
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny import D_VOCAB, OURS, distance, random_network, random_tokens
 from torch import Tensor
 
 from cutaway.checkpoint.load import LoadReport
@@ -14,6 +13,7 @@ from cutaway.config import ModelConfig
 from cutaway.errors import ContextError, GenerationError, NumericsError, TokenizerError
 from cutaway.language_model import LanguageModel, Output
 from cutaway.text.ids import IdTokenizer
+from support.tiny import D_VOCAB, OURS, distance, random_network, random_tokens
 
 FIVE = [3, 14, 15, 9, 26]
 TWO = [5, 35]
@@ -97,7 +97,9 @@ def test_the_end_token_is_counted_but_is_no_text() -> None:
     assert out.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(("n_prompt", "n_new", "expected"), [(16, 1, 1), (10, 10, 7), (1, 40, 16), (16, 0, 0), (16, 5, 1)])
+@pytest.mark.parametrize(
+    ("n_prompt", "n_new", "expected"), [(16, 1, 1), (10, 10, 7), (1, 40, 16), (16, 0, 0), (16, 5, 1)]
+)
 @pytest.mark.parametrize("cache", [True, False])
 def test_the_context_is_the_limit(n_prompt: int, n_new: int, expected: int, cache: bool) -> None:
     """G10, context 16. A full context still has a next token, which is scored and never read: the chosen rule."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.tiny import OURS, distance, random_network, random_tokens
 from torch import Tensor
 
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
 from cutaway.nn.kernel import STAGES
 from cutaway.nn.tap import IDLE, Tap
+from support.tiny import OURS, distance, random_network, random_tokens
 
 WITH_FIXED_ROTATION = [name for name in OURS if name not in ("dynamic", "longrope")]
 
@@ -125,7 +125,9 @@ def test_the_names_of_a_pass_and_their_shapes(name: str) -> None:
     }
     if name == "classic":
         shapes["pos_embed"] = (b, t, d)
-    stream = dict.fromkeys(("resid_pre", "attn.norm", "attn.out", "resid_mid", "ff.norm", "ff.out", "resid_post"), (b, t, d))
+    stream = dict.fromkeys(
+        ("resid_pre", "attn.norm", "attn.out", "resid_mid", "ff.norm", "ff.out", "resid_post"), (b, t, d)
+    )
     heads = {"attn.q_raw": q, "attn.q": q, "attn.k_raw": kv, "attn.k": kv, "attn.v": kv, "attn.z": q}
     inner = dict.fromkeys(STAGES, square) | {"attn.head_out": (b, c.n_heads, t, d)}
     ff = dict.fromkeys(("ff.pre", "ff.post"), (b, t, c.d_ff))

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from cutaway.text.gguf_tokenizer import tokenizer_from_gguf
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +107,9 @@ class LanguageModel:
             ContextError: a prompt longer than the context.
             TokenizerError: an id outside the vocabulary.
         """
-        if is_prompt(prompt):
-            return self._logits([self.ids(prompt)])[0]
-        return self._logits([self.ids(one) for one in prompt])
+        prompts, alone = as_list(prompt)
+        rows = self._logits([self.ids(one) for one in prompts])
+        return rows[0] if alone else rows
 
     @torch.inference_mode()
     def _logits(self, texts: list[list[int]]) -> list[Tensor]:
@@ -127,9 +127,9 @@ class LanguageModel:
 
         Options are those of `stream`.
         """
-        if is_prompt(prompt):
-            return self._run([prompt], **options)[0]
-        return self._run(list(prompt), **options)
+        prompts, alone = as_list(prompt)
+        outputs = self._run(prompts, **options)
+        return outputs[0] if alone else outputs
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
         """Continue a prompt, piece by piece; joined, the pieces are `generate`'s text.
@@ -337,10 +337,9 @@ def output_of(generation: Generation, text: str) -> Output:
     )
 
 
-def is_prompt(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    """Whether this is one prompt, as text or ids, and not several. An empty list is no prompts."""
-    if isinstance(prompt, str):
-        return True
-    if isinstance(prompt, Tensor):
-        return prompt.ndim == 1
-    return len(prompt) > 0 and not isinstance(prompt[0], str | Sequence | Tensor)
+def as_list(prompt: Any) -> tuple[list[Prompt], bool]:
+    """Prompts as a list, and whether it was a single one, text or ids. An empty list is no prompts."""
+    if isinstance(prompt, str) or (isinstance(prompt, Tensor) and prompt.ndim == 1):
+        return [prompt], True
+    several = len(prompt) == 0 or isinstance(prompt[0], str | Sequence | Tensor)
+    return (list(prompt), False) if several else ([prompt], True)

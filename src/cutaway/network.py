@@ -15,7 +15,7 @@ from cutaway.nn.kernel import soft_cap
 from cutaway.nn.linear import Embedding, Linear
 from cutaway.nn.mask import build_mask
 from cutaway.nn.norm import build_norm
-from cutaway.nn.position import build_position
+from cutaway.nn.position import Positions
 from cutaway.nn.tap import IDLE, Tap
 
 
@@ -26,8 +26,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embed = Embedding(config.d_vocab, config.d_model, config.embed_scale)
-        kinds = list(dict.fromkeys(config.positions))  # layers that share a kind share its module
-        self.positions = nn.ModuleList(build_position(kind, config) for kind in kinds)
+        kinds = list(dict.fromkeys(config.positions))
+        self.positions = Positions(kinds, config)
         self.position_of = [kinds.index(kind) for kind in config.positions]
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.final_norm = build_norm(config.norm, config.d_model)
@@ -71,6 +71,10 @@ class Transformer(nn.Module):
             x = block(x, rotations[self.position_of[i]], masks[self.config.masks[i]], memory.layer(i), tap)
         memory.advance(n_new)
         return x
+
+    def rotation_changes(self, n_before: int, n_after: int) -> bool:
+        """Whether keys cached in a text of `n_before` tokens are stale in one of `n_after`."""
+        return any(position.changes(n_before, n_after) for position in self.positions)
 
     def unembed(self, x: Float[Tensor, "B T D"], tap: Tap = IDLE) -> Float[Tensor, "B T V"]:
         """From the residual stream to logits: the final norm, then the head."""

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support.tiny import FAMILIES, OURS, distance, random_network, random_tokens, reference_folder
 from torch import Tensor
 
 from cutaway.checkpoint.families import FAMILIES as KNOWN
@@ -21,6 +20,7 @@ from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.folder import load_folder, native_family, save_folder
 from cutaway.config import ModelConfig, NoPositionConfig, RotaryConfig
 from cutaway.errors import CheckpointError, ConfigError, CutawayError, DamagedFileError, UnsupportedError
+from support.tiny import FAMILIES, OURS, distance, random_network, random_tokens, reference_folder
 
 TOKENS = random_tokens(1, 12)
 

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from support.tiny import distance
 from torch import Tensor
 
 from cutaway.config import CausalMaskConfig, WindowMaskConfig
 from cutaway.nn.kernel import CHUNK, CappedFused, Fused, Reference, build_kernels, soft_cap
 from cutaway.nn.mask import Mask, build_mask
 from cutaway.nn.tap import IDLE, Tap
+from support.tiny import distance
 
 CPU = torch.device("cpu")
 

@@ -80,6 +80,7 @@ def _fill(
     dtype: torch.dtype,
     device: torch.device | str | None,
 ) -> Tensor:
+    """One parameter from its foreign parts."""
     if owned and len(parts) == 1:
         return parts[0].to_ours(stored.read(parts[0].theirs)).to(device, dtype)
     whole = torch.empty(shape, dtype=dtype, device=device)

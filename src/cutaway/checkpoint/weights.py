@@ -145,7 +145,7 @@ def _member(folder: Path, name: str) -> Path:
 
 def without_wrappers(names: Iterable[str]) -> dict[str, str]:
     """Clean name → stored name: the prefixes that torch.compile and data-parallel wrappers leave are dropped."""
-    clean = {}
+    clean: dict[str, str] = {}
     for stored in names:
         name = stored
         while name.startswith(("_orig_mod.", "module.")):

@@ -18,7 +18,6 @@ from cutaway.generate.sampling import Choice, SamplingConfig, choose, new_genera
 from cutaway.generate.stopping import FinishReason, StopMatcher, StopStrings
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
-from cutaway.nn.position import NoPosition
 
 
 @runtime_checkable
@@ -136,8 +135,7 @@ class _Memory:
 
     def next_scores(self, live: Sequence[Generation]) -> Tensor:
         grown = [(n, len(g.tokens)) for n, g in zip(self.cache.lengths, live, strict=True)]
-        positions: Sequence[NoPosition] = list(self.network.positions)  # type: ignore[assignment]
-        if any(n and position.changes(n, n_now) for position in positions for n, n_now in grown):
+        if any(n and self.network.rotation_changes(n, n_now) for n, n_now in grown):
             self.cache = self._empty(len(live))
         new = [g.tokens[n:] for n, g in zip(self.cache.lengths, live, strict=True)]
         return next_scores(self.network, new, self.cache)

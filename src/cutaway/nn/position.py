@@ -7,7 +7,7 @@ layers that share it, the rotation of q and k.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -161,6 +161,16 @@ def _yarn(theta: float, exponents: Float[Tensor, " half"], scaling: YarnScaling)
     extrapolated = 1.0 / theta**exponents
     interpolated = 1.0 / (scaling.factor * theta**exponents)
     return interpolated * ramp + extrapolated * (1 - ramp)
+
+
+class Positions(nn.ModuleList):
+    """The kinds of position a network has; layers of one kind share its module."""
+
+    def __init__(self, kinds: Sequence[PositionConfig], config: ModelConfig) -> None:
+        super().__init__(build_position(kind, config) for kind in kinds)
+
+    def __iter__(self) -> Iterator[NoPosition]:
+        return super().__iter__()
 
 
 def build_position(position: PositionConfig, config: ModelConfig) -> NoPosition:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.layout import Layout
@@ -76,4 +76,4 @@ def write_layer_types(config: ModelConfig) -> list[str]:
 def window_of(config: ModelConfig) -> int | None:
     """The window size, the same in every layer that has one."""
     sizes = {mask.size for mask in config.masks if isinstance(mask, WindowMaskConfig)}
-    return cast(int, sizes.pop()) if len(sizes) == 1 else None
+    return sizes.pop() if len(sizes) == 1 else None
