@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -170,7 +171,7 @@ class Positions(nn.ModuleList):
         super().__init__(build_position(kind, config) for kind in kinds)
 
     def __iter__(self) -> Iterator[NoPosition]:
-        return super().__iter__()
+        return cast(Iterator[NoPosition], super().__iter__())
 
 
 def build_position(position: PositionConfig, config: ModelConfig) -> NoPosition:
