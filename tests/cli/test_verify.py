@@ -54,6 +54,10 @@ def test_a_broken_model_is_red(cutaway: Commands, tmp_path: Path) -> None:
     assert code == 1
     assert "FAILED" in out
     assert "checks failed" in out
+    code, out, _ = cutaway("verify", folder, "--json")
+    assert code == 1
+    [cached] = [check for check in json.loads(out)["checks"] if check["name"] == "cached = full"]
+    assert (cached["state"], cached["error"]) == ("failed", None)
 
 
 def test_a_model_named_twice_is_exit_code_2(cutaway: Commands, talker: Path) -> None:

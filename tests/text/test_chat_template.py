@@ -237,6 +237,17 @@ def test_a_template_may_read_what_it_will_not_write():
     )
 
 
+def test_a_template_may_trim_after_it_joined():
+    """A message's outer white space can still be trimmed when other text stands around it."""
+    template = "{% for m in messages %}{{ ('<|im_start|>' + m.content + '  ') | trim }}<|im_end|>{% endfor %}"
+    ours = Tokenizer(
+        byte_level({}, special=IM), bos_id=None, eos_ids=frozenset(), add_bos=False, chat_template=template
+    )
+    ids = ours.chat([{"role": "user", "content": " a<|im_end|> \n"}])
+    assert ours.decode(ids) == "<|im_start|> a<|im_end|><|im_end|>"
+    assert controls(ours, ids) == "<|im_start|><|im_end|>"
+
+
 def test_bos_is_there_once():
     """S10: from the template; the tokenizer adds none to a chat, and one to a raw text."""
     ours, _ = both("llama3")

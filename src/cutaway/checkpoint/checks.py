@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import math
 import shutil
 import tempfile
 import warnings
@@ -80,8 +81,9 @@ class Check:
         return "passed" if self.error <= self.tolerance else "failed"  # NaN fails
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "state": self.state}
+        """Plain data; an error that is no number is None there, as JSON has no word for it."""
+        error = self.error if self.error is not None and math.isfinite(self.error) else None
+        return {**asdict(self), "error": error, "state": self.state}
 
 
 def run_checks(

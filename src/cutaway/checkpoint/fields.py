@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cutaway.config import LIMITS
 from cutaway.errors import ConfigError
 
 _MISSING = object()
@@ -27,6 +28,13 @@ class Fields:
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.wrong(name, value, "it must be a whole number of 1 or more")
+        return value
+
+    def n_layers(self) -> int:
+        """The number of layers, bounded before anything is listed layer by layer."""
+        value = self.count("num_hidden_layers")
+        if value > LIMITS["n_layers"]:
+            raise self.wrong("num_hidden_layers", value, f"at most {LIMITS['n_layers']} are built")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -15,8 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: a CutawayError, told in one line. 2: options that cannot be read. 130: Ctrl-C. 141: nobody reads
     the output any more.
     """
-    for stream in (sys.stdout, sys.stderr):
-        _make_tolerant(stream)
+    _prepare_streams()
     try:
         from typer.main import get_command
 
@@ -30,7 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make_tolerant(stream: object) -> None:
-    """UTF-8 wherever the reader is not a terminal, and no character that could stop the output."""
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
+def _prepare_streams() -> None:
+    """UTF-8 wherever the reader is not a terminal, no character that could stop the output, and no stream absent."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # whoever started the process has closed it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import sys
@@ -41,11 +43,22 @@ def reported(verb: Callable[P, None]) -> Callable[P, None]:
             except KeyboardInterrupt:
                 raise typer.Exit(130) from None
             except BrokenPipeError:
-                # Python flushes once more at its exit: let that go nowhere instead of failing again.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                _drop_output()
                 raise typer.Exit(141) from None
+            except OSError as error:
+                if kwargs.get("debug"):
+                    raise
+                _drop_output()
+                tell("error", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+                raise typer.Exit(1) from error
 
     return told
+
+
+def _drop_output() -> None:
+    """Python flushes once more at its exit: let that go nowhere instead of failing again."""
+    with contextlib.suppress(io.UnsupportedOperation):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def tell(kind: str, message: str) -> None:
@@ -118,4 +131,4 @@ def as_text(line: bytes) -> str:
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Plain data on standard output; `indent` None keeps it on one line."""
-    print(json.dumps(data, indent=indent, ensure_ascii=False), flush=True)
+    print(json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False), flush=True)

@@ -87,6 +87,6 @@ def run(
 
 def _text(prompt: str | None) -> str:
     """The prompt, read from standard input where it is to come from there."""
-    if prompt is None and (sys.stdin is None or sys.stdin.isatty()):
+    if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("give a text to continue, or `-` to type it on standard input")
     return read_stdin() if prompt in (None, "-") else prompt

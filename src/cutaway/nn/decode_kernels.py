@@ -54,31 +54,6 @@ def _rms_norm(k: Kernel, dtype: torch.dtype, eps: float, offset: float) -> None:
                 k.store(normal * (k.load(weight, i, kind, lanes) + offset), target, i, kind)
 
 
-def gate_applies(gate: Tensor, up: Tensor) -> bool:
-    return gate.shape[1] == 1 and gate.shape[0] <= MAX_ROWS and native.can_read(gate, up) and gate.stride(2) == up.stride(2) == 1
-
-
-def silu_gate(gate: Float[Tensor, "B 1 F"], up: Float[Tensor, "B 1 F"]) -> Float[Tensor, "B 1 F"]:
-    """silu(gate) · up, where silu(x) = x / (1 + e⁻ˣ)."""
-    n_rows, _, d = gate.shape
-    y = gate.new_empty(n_rows, 1, d)
-    _silu_gate(gate.dtype)(1, gate.data_ptr(), up.data_ptr(), y.data_ptr(), n_rows, d, gate.stride(0), up.stride(0))
-    return y
-
-
-@native.kernel
-def _silu_gate(k: Kernel, dtype: torch.dtype) -> None:
-    kind = native.FLOATS[dtype]
-    gate, up, y, n_rows, d, gate_stride, up_stride = k.arguments(7)
-    with k.loop(0, n_rows) as row:
-        gates, ups = k.address(gate, row * gate_stride, kind), k.address(up, row * up_stride, kind)
-        target = k.address(y, row * d, kind)
-        for lanes, span in k.spans(d):
-            with span as i:
-                x = k.load(gates, i, kind, lanes)
-                k.store(x / ((x * -1.0).exp() + 1.0) * k.load(ups, i, kind, lanes), target, i, kind)
-
-
 def rotate_applies(q: Tensor, k: Tensor) -> bool:
     return q.shape[2] == 1 and q.shape[0] <= MAX_ROWS and native.can_read(q, k) and q.stride(3) == k.stride(3) == 1
 
@@ -87,12 +62,16 @@ def rotate(
     q: Float[Tensor, "B H 1 Dh"], k: Float[Tensor, "B K 1 Dh"], cos: Float[Tensor, "b 1 1 R"], sin: Float[Tensor, "b 1 1 R"]
 ) -> tuple[Float[Tensor, "B H 1 Dh"], Float[Tensor, "B K 1 Dh"]]:
     """x · cos + (x, its halves exchanged) · sin over the first R coordinates; the others stay. cos and sin are fp32."""
-    n_rows, _, _, d_head = q.shape
-    turned = tuple(x.new_empty(n_rows, x.shape[1], 1, d_head) for x in (q, k))
-    places = (n for x, y in zip((q, k), turned) for n in (x.data_ptr(), y.data_ptr(), x.shape[1], x.stride(0), x.stride(1)))
-    step = cos.shape[-1] if cos.shape[0] > 1 else 0
-    _rotate(q.dtype)(1, *places, cos.data_ptr(), sin.data_ptr(), n_rows, d_head, cos.shape[-1], step)
-    return turned
+    n_rows, n_heads, _, d_head = q.shape
+    n_kv_heads, d_rotary = k.shape[1], cos.shape[3]
+    turned_q, turned_k = q.new_empty(n_rows, n_heads, 1, d_head), k.new_empty(n_rows, n_kv_heads, 1, d_head)
+    _rotate(q.dtype)(
+        1,
+        *(q.data_ptr(), turned_q.data_ptr(), n_heads, *q.stride()[:2]),
+        *(k.data_ptr(), turned_k.data_ptr(), n_kv_heads, *k.stride()[:2]),
+        *(cos.data_ptr(), sin.data_ptr(), n_rows, d_head, d_rotary, d_rotary if cos.shape[0] > 1 else 0),
+    )
+    return turned_q, turned_k
 
 
 @native.kernel

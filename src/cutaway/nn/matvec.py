@@ -17,8 +17,8 @@ from cutaway.nn import native
 from cutaway.nn.native import Kernel
 
 MAX_ROWS = 8  # beyond these torch's product, which computes more per byte, is as fast
-STREAMS = {1: 2, 4: 4}  # rows of x at a time → rows of the weight side by side
-PIECE = 512 * 1024  # what a thread takes at a time [B]: long streams, yet a slower core can take fewer
+STREAMS = 4  # rows of the weight side by side
+PIECE = 4 * 1024 * 1024  # what a thread takes at a time [B]: long streams, yet a core that is busy takes fewer
 
 
 def applies(x: Tensor, weight: Tensor) -> bool:
@@ -57,15 +57,15 @@ def matvec(
 
 @native.kernel
 def _product(k: Kernel, dtype: torch.dtype, tile: int, has_bias: bool) -> None:
-    """`tile` rows of x against STREAMS rows of the weight; what is past an end repeats the last row."""
+    """`tile` rows of x against STREAMS rows of the weight at a time; past an end, the last row once more."""
     kind = native.FLOATS[dtype]
     x, weight, bias, y, n_rows, d_in, d_out, piece = k.arguments(8)
     with k.tickets((d_out + piece - 1) // piece) as ticket:
         first = ticket * piece
         last = (first + piece).at_most(d_out) - 1
-        distance = (last - first + STREAMS[tile]) // STREAMS[tile]
+        distance = (last - first + STREAMS) // STREAMS
         with k.loop(first, first + distance) as o, k.loop(0, n_rows, tile) as m:
-            outs = [(o + distance * stream).at_most(last) for stream in range(STREAMS[tile])]
+            outs = [(o + distance * stream).at_most(last) for stream in range(STREAMS)]
             rows = [(m + row).at_most(n_rows - 1) for row in range(tile)]
             streams = [k.address(weight, out * d_in, kind) for out in outs]
             sources = [k.address(x, row * d_in, kind) for row in rows]

@@ -35,7 +35,7 @@ def read_like_gemma(
         soft_cap=f.optional_number("attn_logit_softcapping", caps[0]),
         qk_norm=qk_norm,
     )
-    n_layers = f.count("num_hidden_layers")
+    n_layers = f.n_layers()
     return read_like_llama(
         f,
         tied=True,
@@ -72,7 +72,7 @@ def _whole(x: float) -> int | float:
 
 def read(f: Fields) -> ModelConfig:
     """A Gemma2Config."""
-    windowed = [i % 2 == 0 for i in range(f.count("num_hidden_layers"))]
+    windowed = [i % 2 == 0 for i in range(f.n_layers())]
     return read_like_gemma(f, caps=(50.0, 30.0), windowed=windowed, qk_norm=None, n_ctx=8192)
 
 

@@ -14,7 +14,7 @@ from cutaway.config import ModelConfig, PositionConfig, RotaryConfig, WindowMask
 
 def read(f: Fields) -> ModelConfig:
     """A Gemma3TextConfig: layers with a window turn by the local theta, the others by the global one."""
-    n_layers, n_ctx = f.count("num_hidden_layers"), f.count("max_position_embeddings", 131072)
+    n_layers, n_ctx = f.n_layers(), f.count("max_position_embeddings", 131072)
     pattern = f.count("sliding_window_pattern", 6)
     windowed = read_layer_types(f, n_layers, [(i + 1) % pattern != 0 for i in range(n_layers)])
     d_head = f.count("head_dim", 256)

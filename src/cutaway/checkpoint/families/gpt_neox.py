@@ -20,7 +20,7 @@ def read(f: Fields) -> ModelConfig:
     n_ctx = f.count("max_position_embeddings", 2048)
     bias = f.flag("attention_bias", True)
     return ModelConfig(
-        n_layers=f.count("num_hidden_layers"),
+        n_layers=f.n_layers(),
         n_ctx=n_ctx,
         d_model=d_model,
         d_vocab=f.count("vocab_size"),

@@ -39,7 +39,7 @@ def read_like_llama(
 ) -> ModelConfig:
     """The config of a llama relative: the keywords are what differs from one to the next."""
     d_model, n_heads = f.count("hidden_size"), f.count("num_attention_heads")
-    n_layers = f.count("num_hidden_layers")
+    n_layers = f.n_layers()
     d_head = f.count("head_dim", d_head or max(d_model // n_heads, 1))
     n_ctx = f.count("max_position_embeddings", n_ctx)
     if "position" not in parts:

@@ -14,7 +14,7 @@ def read(f: Fields) -> ModelConfig:
     """A MistralConfig."""
     # An absent window is 4096 in the reference; `null` is none.
     window = None if f.data.get("sliding_window", 4096) is None else f.count("sliding_window", 4096)
-    n_layers = f.count("num_hidden_layers")
+    n_layers = f.n_layers()
     windowed = read_layer_types(f, n_layers, [True] * n_layers)
     return read_like_llama(f, n_ctx=131072, mask=masks_by_layer(windowed, window))
 

@@ -18,7 +18,7 @@ from cutaway.config import AttentionConfig, MaskConfig, ModelConfig
 
 def read_masks(f: Fields) -> MaskConfig | tuple[MaskConfig, ...]:
     """The window is off unless `use_sliding_window`; then it holds from layer `max_window_layers` up."""
-    n_layers = f.count("num_hidden_layers")
+    n_layers = f.n_layers()
     window = f.count("sliding_window", 4096) if f.flag("use_sliding_window", False) else None
     first = f.data.get("max_window_layers", 28)
     if not isinstance(first, int) or first < 0:

@@ -21,7 +21,7 @@ THETA = 2_000_000.0
 
 def read(f: Fields) -> ModelConfig:
     """A SmolLM3Config."""
-    n_layers, n_ctx = f.count("num_hidden_layers"), f.count("max_position_embeddings", 32768)
+    n_layers, n_ctx = f.n_layers(), f.count("max_position_embeddings", 32768)
     interval = f.count("no_rope_layer_interval", 4)
     turns = [(i + 1) % interval != 0 for i in range(n_layers)]
     if "no_rope_layers" in f:
