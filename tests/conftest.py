@@ -6,7 +6,10 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-install_import_hook(["cutaway.nn", "cutaway.network", "cutaway.generate"], "beartype.beartype")
+ROOMS = ("attention", "block", "cache", "feedforward", "kernel", "linear", "mask", "matvec", "norm", "position", "tap")
+install_import_hook(
+    [*(f"cutaway.nn.{room}" for room in ROOMS), "cutaway.network", "cutaway.generate"], "beartype.beartype"
+)
 torch.set_num_threads(1)
 settings.register_profile("cutaway", deadline=None)  # a shared machine may pause anywhere
 settings.load_profile("cutaway")

@@ -12,6 +12,8 @@ import torch
 from cutaway.checkpoint import checks
 from cutaway.checkpoint.checks import Check, sample
 from cutaway.checkpoint.folder import load_folder
+from cutaway.checkpoint.gguf import GGUFFile
+from cutaway.checkpoint.gguf_model import load_gguf
 from cutaway.checkpoint.load import LoadReport
 from cutaway.checkpoint.verify import Verification, verify
 from cutaway.config import RotaryConfig, WindowMaskConfig
@@ -21,7 +23,8 @@ from cutaway.nn.cache import LayerCache
 from cutaway.nn.kernel import Reference
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.tokenizer import Tokenizer
-from support.tiny import reference_folder
+from support.gguf_files import write_gguf
+from support.tiny import reference_folder, reference_model
 from support.vocabularies import byte_level
 
 Loaded = tuple[Transformer, LoadReport]
@@ -95,6 +98,16 @@ def test_half_precision_is_checked_in_float32(folder: Path) -> None:
     assert (result.stored, result.dtype) == ("float32", "bfloat16")
     assert result.n_bytes == 2 * result.n_parameters
     assert result.passed
+
+
+def test_a_quantised_file_is_read_again_and_by_transformers_too(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", reference_model("llama", intermediate_size=64), kind="Q8_0")
+    with GGUFFile(path) as file:
+        network, report = load_gguf(file, torch.bfloat16)
+    result = verify(network, IDS, report)
+    assert (result.source, result.stored, result.dtype) == (str(path), "Q8_0, F32", "bfloat16")
+    assert states(result) == dict.fromkeys(states(result), "passed") | {"tokenizer round trip": "skipped"}
+    assert result.checks[-1].detail.startswith("LlamaForCausalLM, transformers ")
 
 
 def test_progress_hears_every_check(loaded: Loaded) -> None:

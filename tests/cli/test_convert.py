@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cutaway as library
 from support.commands import Commands
-from support.tiny import distance, random_tokens, reference_folder
+from support.gguf_files import write_gguf
+from support.tiny import distance, random_tokens, reference_folder, reference_model
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
@@ -29,6 +30,24 @@ def test_a_folder_goes_round_without_loss(family: str, cutaway: Commands, tmp_pa
     tokens = random_tokens(1, 12)
     with torch.inference_mode():
         assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+
+
+def test_a_gguf_file_becomes_a_folder(cutaway: Commands, tmp_path: Path) -> None:
+    """C2: with 8 query and 2 key heads, the rows that GGUF reorders are back in their places."""
+    theirs = reference_model("llama", intermediate_size=64)
+    file = write_gguf(tmp_path / "tiny.gguf", theirs)
+    code, out, err = cutaway("convert", file, tmp_path / "out")
+    assert code == 0, err
+    assert "weights in float32" in out
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    tokens = random_tokens(1, 12)
+    with torch.inference_mode():
+        assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+    quantised = write_gguf(tmp_path / "small.gguf", theirs, kind="Q8_0")
+    assert cutaway("convert", quantised, tmp_path / "half", "--dtype", "bf16")[0] == 0
+    direct = library.load(quantised, dtype="bf16").network.state_dict()
+    for name, weight in library.load(tmp_path / "half").network.state_dict().items():
+        assert torch.equal(weight, direct[name]), name
 
 
 def test_the_tokenizer_goes_along(cutaway: Commands, talker: Path, tmp_path: Path) -> None:

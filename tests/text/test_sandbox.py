@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cutaway.errors import TemplateError
-from cutaway.text.chat_template import ChatTemplate
-from cutaway.text.sandbox import SECONDS, SIZE_LIMIT
+from cutaway.text.chat_template import SIZE_LIMIT, ChatTemplate
+from cutaway.text.sandbox import SECONDS
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 DOUBLING = "{{% set ns = namespace(x='a') %}}{{% for i in range(60) %}}{{% set ns.x = {} %}}{{% endfor %}}"
@@ -67,7 +67,9 @@ GREEDY = {
     "json indent": "{{ [1, [2]] | tojson(indent=10**9) }}",
     "separator": BIG + "{{ (b[:1000] | list) | join(b) }}",
     "empty replace": BIG + "{{ b | replace('', b) }}",
-    "lazy": BIG + "{{ range(100000) | map('replace', '1', b) | sort | length }}",
+    "one replace": BIG + "{{ b.replace('a', b) }}",
+    "one join": BIG + "{{ b.join(b[:1000] | list) }}",
+    "lazy": BIG + "{{ ('0 ' * 1000).split() | map('replace', '0', b) | sort | length }}",
     "output": BIG + "{% for i in range(100000) %}{{ b }}{% endfor %}",
     "macro": BIG + "{% macro f() %}{% for i in range(100000) %}{{ b }}{% endfor %}{% endmacro %}{{ f() | length }}",
     "range": "{% for i in range(10**9) %}{% endfor %}",
@@ -108,6 +110,8 @@ def test_greed_is_stopped(source: str):
     """S11: within a bound on memory; 400 MB more than the tests hold already."""
     import resource
 
+    assert ChatTemplate(BIG + "{{ b | length }}").render([]) == "1000000", "what comes before is allowed"
+
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 400 * 2**20, limits[1]))
@@ -143,6 +147,12 @@ def test_the_output_is_bounded_not_cut():
     assert len(ChatTemplate("{{ 'a' * n }}").render([], n=SIZE_LIMIT // 2)) == SIZE_LIMIT // 2
     with pytest.raises(TemplateError, match=str(SIZE_LIMIT)):
         ChatTemplate("{% for i in range(3) %}{{ 'a' * n }}{% endfor %}").render([], n=SIZE_LIMIT // 2)
+
+
+def test_a_long_message_is_written_with_its_marks():
+    messages = [{"role": "user", "content": "ab " * (SIZE_LIMIT // 3)}]
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert template.render_marked(messages, "·").replace("·", "") == template.render(messages)
 
 
 def test_a_template_is_not_the_next_ones_business():

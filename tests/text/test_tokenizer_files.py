@@ -86,7 +86,7 @@ def test_tokens_that_only_the_configuration_knows(tmp_path: Path):
         "257": {"content": "<b>", "special": True, "rstrip": True},
         "258": {"content": "<c>", "special": False},
     }
-    config = {"added_tokens_decoder": added, "eos_token": "<a>", "additional_special_tokens": ["<b>"]}
+    config = {"added_tokens_decoder": added, "eos_token": "<b>", "additional_special_tokens": ["<b>"]}
     folder = write(tmp_path, byte_level({}, plain=("<a>",)), tokenizer_config=config)
     tokenizer = load(folder)
     a = BYTES["a"]

@@ -45,11 +45,6 @@ class Answer:
         """Whether no further token could be read."""
         return len(self._generation.tokens) > self._n_ctx
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens generated."""
-        return len(self._generation.choices)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data, once it is finished."""
         from cutaway.language_model import output_of
@@ -58,6 +53,6 @@ class Answer:
 
     def summary(self) -> str:
         """One line about it."""
-        n = self.n_tokens
-        rate = f"{n / self.seconds:.1f} tokens/s" if self.seconds else "no time"
-        return f"{n} tokens · {n} passes · {rate} · {self.finish_reason} · seed {self.seed}"
+        n = len(self._generation.choices)
+        rate = f" · {n / self.seconds:.1f} tokens/s" if n else ""
+        return f"{n} tokens · {n} passes{rate} · {self.finish_reason} · seed {self.seed}"

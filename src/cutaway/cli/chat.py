@@ -86,9 +86,9 @@ def chat(
     if interactive:
         screen.dim(f"{name}. {COMMANDS}; Ctrl-C stops an answer.")
     for line in _typed_lines() if interactive else _piped_lines():
+        if line.strip() == "/exit":
+            break
         try:
-            if line.strip() == "/exit":
-                break
             if line.startswith("/"):
                 talk.obey(line)
             elif line.strip():

@@ -23,9 +23,9 @@ P = ParamSpec("P")
 
 
 def reported(verb: Callable[P, None]) -> Callable[P, None]:
-    """A verb whose ends are told the way the command line promises; see `cutaway.cli.main` for the exit codes.
+    """A verb whose every end is told the way the command line promises; `cutaway.cli.main` lists the exit codes.
 
-    With `--debug` an error keeps its traceback.
+    Where the verb's own argument `debug` is true, an error keeps its traceback.
     """
 
     @functools.wraps(verb)
@@ -49,7 +49,7 @@ def reported(verb: Callable[P, None]) -> Callable[P, None]:
                 if kwargs.get("debug"):
                     raise
                 _drop_output()
-                tell("error", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+                tell("error", f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror))
                 raise typer.Exit(1) from error
 
     return told

@@ -1,86 +1,75 @@
-"""The matrix-vector product, at the speed at which memory hands over the matrix.
+"""The product of a few rows with a matrix, at the speed at which memory hands over the matrix.
 
-Decoding one token reads every weight once and uses it once, so the memory sets the pace. torch's product reaches a
-third of it for one row of x. Here a thread reads several distant rows of the weight side by side: each is a long
-stream of its own, which the CPU recognises and fetches ahead, and x is loaded once for all of them.
+Decoding one token reads every weight once and uses it once, so memory sets the pace; torch's product of one row
+reaches a third of it. The loop is in loops.py.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+import functools
+import importlib
+import os
+from types import ModuleType
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-
-from cutaway.nn import native
-from cutaway.nn.native import Kernel
+from torch import Tensor, nn
 
 MAX_ROWS = 8  # beyond these torch's product, which computes more per byte, is as fast
-STREAMS = 4  # rows of the weight side by side
-PIECE = 4 * 1024 * 1024  # what a thread takes at a time [B]: long streams, yet a core that is busy takes fewer
+DTYPES = (torch.float32, torch.bfloat16)
+PLAIN = (Tensor, nn.Parameter)
+PIECE = 512 * 1024  # what a thread takes at a time [B]: long streams, yet a slower core can take fewer
 
 
 def applies(x: Tensor, weight: Tensor) -> bool:
-    """Whether `matvec` can stand in for F.linear here."""
+    """Whether `matvec` can stand in for F.linear: a few rows on the CPU, no gradient, no compiler at work."""
     return (
         x.numel() <= MAX_ROWS * weight.shape[1]
-        and native.can_read(x, weight)
-        and x.is_contiguous()
+        and weight.dtype in DTYPES
+        and x.dtype is weight.dtype
+        and weight.is_cpu
+        and type(weight) in PLAIN
         and weight.is_contiguous()
+        and not (torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad))
+        and not torch.compiler.is_compiling()
+        and loops() is not None
     )
 
 
 def matvec(
     x: Float[Tensor, "*axes D_in"], weight: Float[Tensor, "D_out D_in"], bias: Float[Tensor, " D_out"] | None
 ) -> Float[Tensor, "*axes D_out"]:
-    """x Wᵀ + b, summed in fp32 and rounded once. A row's numbers do not depend on the rows beside it."""
+    """x Wᵀ + b, summed in fp32. A row's numbers do not depend on the rows beside it."""
     d_out, d_in = weight.shape
-    y = x.new_empty(*x.shape[:-1], d_out)
-    n_rows = x.numel() // d_in
-    n_threads = native.n_threads()
+    x = x.contiguous()
+    y = torch.empty(*x.shape[:-1], d_out)
+    n_threads = torch.get_num_threads()
     n_pieces = n_threads * (1 + weight.nbytes // (n_threads * PIECE))
-    product = _product(x.dtype, 1 if n_rows == 1 else 4, bias is not None)
-    product(
+    compiled = loops()
+    assert compiled is not None
+    compiled.PRODUCT[weight.dtype](
         n_threads,
-        x.data_ptr(),
-        weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        n_rows,
-        d_in,
-        d_out,
-        -(-d_out // n_pieces),
+        *(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // d_in, d_in, d_out, -(-d_out // n_pieces)),
     )
-    return y
+    if bias is not None:
+        y += bias
+    return y if x.dtype is torch.float32 else y.to(x.dtype)
 
 
-@native.kernel
-def _product(k: Kernel, dtype: torch.dtype, tile: int, has_bias: bool) -> None:
-    """`tile` rows of x against STREAMS rows of the weight at a time; past an end, the last row once more."""
-    kind = native.FLOATS[dtype]
-    x, weight, bias, y, n_rows, d_in, d_out, piece = k.arguments(8)
-    with k.tickets((d_out + piece - 1) // piece) as ticket:
-        first = ticket * piece
-        last = (first + piece).at_most(d_out) - 1
-        distance = (last - first + STREAMS) // STREAMS
-        with k.loop(first, first + distance) as o, k.loop(0, n_rows, tile) as m:
-            outs = [(o + distance * stream).at_most(last) for stream in range(STREAMS)]
-            rows = [(m + row).at_most(n_rows - 1) for row in range(tile)]
-            streams = [k.address(weight, out * d_in, kind) for out in outs]
-            sources = [k.address(x, row * d_in, kind) for row in rows]
-            totals = [[k.cell(0.0) for _ in rows] for _ in outs]
-            for lanes, span in k.spans(d_in):
-                sums = [[k.cell(0.0, lanes) for _ in rows] for _ in outs]
-                with span as i:
-                    xs = [k.load(source, i, kind, lanes) for source in sources]
-                    for stream, sums_of_out in zip(streams, sums, strict=True):
-                        w = k.load(stream, i, kind, lanes)
-                        for x_of_row, sum_ in zip(xs, sums_of_out, strict=True):
-                            sum_.add(w * x_of_row)
-                for total, sum_ in zip(chain(*totals), chain(*sums), strict=True):
-                    total.add(sum_.value.sum())
-            for out, totals_of_out in zip(outs, totals, strict=True):
-                for row, total in zip(rows, totals_of_out, strict=True):
-                    value = total.value + k.load(bias, out, kind) if has_bias else total.value
-                    k.store(value, y, row * d_out + out, kind)
+@functools.cache
+def loops() -> ModuleType | None:
+    """The compiled loops, imported when first needed; None where torch has no OpenMP team to run them."""
+    try:
+        return importlib.import_module("cutaway.nn.loops")
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+if hasattr(os, "register_at_fork"):
+    # A team's threads stay behind in the parent: a forked child must not wait for them.
+    os.register_at_fork(after_in_child=lambda: _forget_loops())
+
+
+def _forget_loops() -> None:
+    global loops
+    loops = functools.cache(lambda: None)

@@ -10,10 +10,11 @@ from jinja2 import TemplateError as JinjaError
 
 from cutaway.errors import TemplateError
 from cutaway.text.marked import mark_all
-from cutaway.text.sandbox import SECONDS, SIZE_LIMIT, TemplateSandbox, time_limit
+from cutaway.text.sandbox import SECONDS, VALUE_LIMIT, TemplateSandbox, time_limit
 
-__all__ = ["SOURCE_LIMIT", "ChatTemplate"]
+__all__ = ["SIZE_LIMIT", "SOURCE_LIMIT", "ChatTemplate"]
 
+SIZE_LIMIT = 2**20  # characters of the output
 DEPTH_LIMIT = 64  # lists and dicts in each other
 SOURCE_LIMIT = 2**16  # characters; the longest in use have about half of that
 
@@ -50,7 +51,7 @@ class ChatTemplate:
         Raises:
             TemplateError: messages that are not JSON-like, or a template that fails, takes too long or writes too much.
         """
-        return self._render(_checked(messages, variables), add_generation_prompt, variables)
+        return self._render(_checked(messages, variables), add_generation_prompt, variables, SIZE_LIMIT)
 
     def render_marked(
         self,
@@ -68,9 +69,10 @@ class ChatTemplate:
         Raises: as `render`.
         """
         marked = [mark_all(message, mark) | _bare_role(message) for message in _checked(messages, variables)]
-        return self._render(marked, add_generation_prompt, mark_all(variables, mark))
+        # The marks may triple the text.
+        return self._render(marked, add_generation_prompt, mark_all(variables, mark), VALUE_LIMIT)
 
-    def _render(self, messages: list[Any], add_generation_prompt: bool, variables: dict[str, Any]) -> str:
+    def _render(self, messages: list[Any], add_generation_prompt: bool, variables: dict[str, Any], limit: int) -> str:
         names = {**self._tokens, "tools": None, "documents": None, **variables}
         names |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         parts: list[str] = []
@@ -80,9 +82,9 @@ class ChatTemplate:
                 for part in self._template.generate(names):
                     parts.append(part)
                     length += len(part)
-                    if length > SIZE_LIMIT:
+                    if length > limit:
                         raise TemplateError(
-                            f"the chat template wrote more than {SIZE_LIMIT} characters; shorten the messages"
+                            f"the chat template wrote more than {limit} characters; shorten the messages"
                         )
         except Exception as error:  # the template is code: anything can come out of it
             raise _named(error) from error

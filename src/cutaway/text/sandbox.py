@@ -2,7 +2,7 @@
 
 A template is code from a stranger's file. jinja2's immutable sandbox keeps it from Python; it does not keep it from
 `'a' * 10**9` or from two nested loops of a hundred thousand. Here every loop pass, call, filter, test and comparison
-first looks at the clock, no value grows past `SIZE_LIMIT`, and whatever can grow faster than its inputs is
+first looks at the clock, no value grows past `VALUE_LIMIT`, and whatever can grow faster than its inputs is
 checked before it runs.
 """
 
@@ -32,10 +32,11 @@ from jinja2.visitor import NodeTransformer
 from cutaway.errors import TemplateError
 from cutaway.text.marked import READING_METHODS
 
-__all__ = ["SECONDS", "SIZE_LIMIT", "TemplateSandbox", "time_limit"]
+__all__ = ["SECONDS", "VALUE_LIMIT", "TemplateSandbox", "time_limit"]
 
-SIZE_LIMIT = 2**20  # characters and entries of one value, and of the whole output
 SECONDS = 2.0
+VALUE_LIMIT = 2**22  # characters of one value and all it holds
+ENTRY_SIZE = 16  # characters that an entry of a list or a dict counts as
 FORMAT_LIMIT = 4096  # characters of a pattern for % and format
 BIT_LIMIT = 4096  # of an integer
 
@@ -66,26 +67,26 @@ def _tick(*_: object) -> None:
 
 
 def _check_size(size: int) -> None:
-    if size > SIZE_LIMIT:
+    if size > VALUE_LIMIT:
         raise TemplateError(
-            f"the chat template made a value of more than {SIZE_LIMIT} characters; shorten the messages or use "
+            f"the chat template made a value of more than {VALUE_LIMIT} characters; shorten the messages or use "
             "another template"
         )
 
 
 def _size(value: Any) -> int:
-    """Characters and entries of a value and all it holds, counted up to the limit."""
+    """Characters of a value and all it holds, counted up to the limit."""
     total, rest = 0, [value]
-    while rest and total <= SIZE_LIMIT:
+    while rest and total <= VALUE_LIMIT:
         entry = rest.pop()
-        total += 1
+        total += ENTRY_SIZE
         if isinstance(entry, str):
             total += len(entry)
         elif isinstance(entry, dict | list | tuple):
-            total += len(entry)
-            if total <= SIZE_LIMIT:
-                rest.extend(entry)
-                rest.extend(entry.values() if isinstance(entry, dict) else ())
+            if len(entry) * ENTRY_SIZE > VALUE_LIMIT:
+                return len(entry) * ENTRY_SIZE
+            rest.extend(entry)
+            rest.extend(entry.values() if isinstance(entry, dict) else ())
     return total
 
 
@@ -134,7 +135,7 @@ def _join_filter(environment: Environment, value: Iterable[Any], d: str = "", at
 def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
     text = text if isinstance(text, str) else str(text)
     _check_size(text.count(old) * len(new))
-    return text.replace(old, new, -1 if count is None else count)  # type: ignore[no-any-return]
+    return text.replace(old, new, -1 if count is None else count)
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -233,7 +234,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     concat = staticmethod(_concat)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
         filters: dict[str, Callable[..., Any]] = {name: self.filters[name] for name in _FILTERS}
         filters |= {"join": _join_filter, "replace": _replace, "indent": _indent, "tojson": _tojson, "format": _format}
         filters |= {"escape": _escape, "e": _escape, "safe": _safe, "_concat": _concat, "_bound": _bound}
@@ -302,4 +303,6 @@ def _bits(number: float) -> int:
 
 
 def _times(sequence: Any, number: Any) -> int:
-    return _size(sequence) * number if isinstance(number, int) and isinstance(sequence, str | list | tuple) else 0
+    if not isinstance(number, int) or not isinstance(sequence, str | list | tuple):
+        return 0
+    return number * (len(sequence) if isinstance(sequence, str) else _size(sequence))
