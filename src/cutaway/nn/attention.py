@@ -43,8 +43,8 @@ class Attention(nn.Module):
         cache: LayerCache | NoLayerCache,
         tap: Tap,
     ) -> Float[Tensor, "B T D"]:
-        heads = self.qkv(x).unflatten(-1, (-1, self.d_head))
-        q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
+        heads = self.qkv(x).view(*x.shape[:2], -1, self.d_head)
+        q, k, v = heads.split_with_sizes((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
         q = tap("attn.q_raw", self.q_norm(q).transpose(1, 2))
         k = tap("attn.k_raw", self.k_norm(k).transpose(1, 2))
         q, k = rotate(q, k)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -10,7 +12,7 @@ from cutaway.nn.attention import Attention
 from cutaway.nn.cache import LayerCache, NoLayerCache
 from cutaway.nn.feedforward import build_feedforward
 from cutaway.nn.mask import Mask
-from cutaway.nn.norm import build_norm
+from cutaway.nn.norm import build_norm, no_norm
 from cutaway.nn.position import Rotate
 from cutaway.nn.tap import Tap
 
@@ -18,7 +20,7 @@ from cutaway.nn.tap import Tap
 class Block(nn.Module):
     """x + attention(norm(x)), then that + feedforward(norm(that)).
 
-    Where the config has no norm at a place, the identity stands there. In a parallel block the feed-forward reads
+    Where the config has no norm at a place, the value passes as it is. In a parallel block the feed-forward reads
     what attention read, the block's own input.
     """
 
@@ -27,9 +29,9 @@ class Block(nn.Module):
         self.name = f"blocks.{layer}"
         self.parallel = config.parallel
 
-        def norm_at(*placements: str) -> nn.Module:
+        def norm_at(*placements: str) -> Callable[[Tensor], Tensor]:
             here = config.norm_placement in placements
-            return build_norm(config.norm, config.d_model) if here else nn.Identity()
+            return build_norm(config.norm, config.d_model) if here else no_norm
 
         self.attn_norm = norm_at("pre", "sandwich")
         self.attn = Attention(config)

@@ -53,13 +53,13 @@ class LayerCache:
         """Write the new keys and values behind the old ones; all of them, as views of the buffer."""
         start, stop = min(self.cache.lengths), max(self.cache.lengths) + k.shape[2]
         if start + k.shape[2] == stop:
-            self.k[:, :, start:stop] = k
-            self.v[:, :, start:stop] = v
+            self.k.narrow(2, start, k.shape[2]).copy_(k)
+            self.v.narrow(2, start, k.shape[2]).copy_(v)
         else:
             for row, length in enumerate(self.cache.lengths):
                 self.k[row, :, length : length + k.shape[2]] = k[row]
                 self.v[row, :, length : length + k.shape[2]] = v[row]
-        return self.k[:, :, :stop], self.v[:, :, :stop]
+        return self.k.narrow(2, 0, stop), self.v.narrow(2, 0, stop)
 
 
 class Cache:

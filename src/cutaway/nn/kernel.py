@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from cutaway.nn import few_rows
 from cutaway.nn.mask import Mask
 from cutaway.nn.tap import Tap
 
@@ -63,6 +64,8 @@ class Fused:
         self.scale = scale
 
     def __call__(self, q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads:
+        if few_rows.attend_applies(q, k, v):
+            return few_rows.attend(q, k, v, self.scale, mask.ranges)
         if mask.is_triangle:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
         return in_chunks(self.attend, q, k, v, mask, tap)

@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cutaway.nn import matvec
+from cutaway.nn import few_rows
 
 
 class Linear(nn.Linear):
-    """y = x Wᵀ + b. A few rows go through the matrix-vector product, which reads the weight at memory speed."""
+    """y = x Wᵀ + b. A few rows go through the loop that reads the weight at memory speed."""
 
     def forward(self, x: Float[Tensor, "*axes D_in"]) -> Float[Tensor, "*axes D_out"]:
-        if matvec.applies(x, self.weight):
-            return matvec.matvec(x, self.weight, self.bias)
+        if few_rows.linear_applies(x, self.weight):
+            return few_rows.linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 

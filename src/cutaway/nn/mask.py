@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,11 @@ class Mask:
         """The range of keys that any of these queries may see."""
         first = min(self.starts) + queries.start - (self.window or self.n_keys) + 1
         return slice(max(first, 0), max(self.starts) + queries.stop)
+
+    @functools.cached_property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """For one query a row: the first key it sees, and one past its last."""
+        return tuple((max(n + 1 - self.window, 0) if self.window else 0, n + 1) for n in self.starts)
 
     def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 T S"] | None:
         """True where a query may look; one row for all texts if they start together, None if all is visible."""

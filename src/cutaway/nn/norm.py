@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from cutaway.config import LayerNormConfig, NormConfig, QKNorm, RMSNormConfig
+from cutaway.nn import few_rows
 
 
 class LayerNorm(nn.LayerNorm):
@@ -27,6 +30,8 @@ class RMSNorm(nn.Module):
         self.offset = config.offset
 
     def forward(self, x: Float[Tensor, "*axes D"]) -> Float[Tensor, "*axes D"]:
+        if few_rows.rms_norm_applies(x, self.weight):
+            return few_rows.rms_norm(x, self.weight, self.eps, self.offset)
         scale = self.weight + self.offset if self.offset else self.weight
         return F.rms_norm(x, scale.shape, scale, self.eps)
 
@@ -47,8 +52,13 @@ def build_norm(config: NormConfig, d: int) -> LayerNorm | RMSNorm:
     return LayerNorm(d, config) if isinstance(config, LayerNormConfig) else RMSNorm(d, config)
 
 
-def build_qk_norm(kind: QKNorm | None, config: NormConfig, n_heads: int, d_head: int) -> nn.Module:
+def no_norm(x: Tensor) -> Tensor:
+    """Stands where a config has no norm."""
+    return x
+
+
+def build_qk_norm(kind: QKNorm | None, config: NormConfig, n_heads: int, d_head: int) -> Callable[[Tensor], Tensor]:
     """The norm on q or k: none, per head, or over all heads."""
     if kind is None:
-        return nn.Identity()
+        return no_norm
     return build_norm(config, d_head) if kind == "head" else WidthNorm(build_norm(config, n_heads * d_head))

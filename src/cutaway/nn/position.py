@@ -27,6 +27,7 @@ from cutaway.config import (
     RotaryConfig,
     YarnScaling,
 )
+from cutaway.nn import few_rows
 from cutaway.nn.tap import Tap
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -98,20 +99,19 @@ class Rotary(NoPosition):
         angles = positions[:, None, :, None].float() * inverse[:, None, None, :]
         cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
         cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return lambda q, k: (
-            _rotate(q, cos.to(q.dtype), sin.to(q.dtype)),
-            _rotate(k, cos.to(k.dtype), sin.to(k.dtype)),
-        )
+        return lambda q, k: (_rotate(q, cos, sin), _rotate(k, cos, sin))
 
 
 def _rotate(
     x: Float[Tensor, "B H T Dh"], cos: Float[Tensor, "b 1 T R"], sin: Float[Tensor, "b 1 T R"]
 ) -> Float[Tensor, "B H T Dh"]:
+    if few_rows.rotate_applies(x, cos):
+        return few_rows.rotate(x, cos, sin)
     d_rotary = cos.shape[-1]
     if x.shape[-1] > d_rotary:
         turned, kept = x.split((d_rotary, x.shape[-1] - d_rotary), dim=-1)
         return torch.cat((_rotate(turned, cos, sin), kept), dim=-1)
-    return x * cos + x.roll(d_rotary // 2, dims=-1) * sin
+    return x * cos.to(x.dtype) + x.roll(d_rotary // 2, dims=-1) * sin.to(x.dtype)
 
 
 def _frequencies(config: RotaryConfig, d_rotary: int, n_tokens: int) -> Float[Tensor, " half"]:

@@ -1,0 +1,166 @@
+"""What a decoding step does, at the speed at which memory hands over the weights.
+
+A pass over one new token reads every weight once and uses it once. There torch's product of one row reaches a third
+of the memory's speed, and an operation on a few numbers costs its fixed price of ten microseconds. These functions do
+the same in plain loops (loops.py); each `…_applies` says where: a few rows of a common float type on the CPU, with no
+gradient to keep. Everywhere else torch's own operations run.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import struct
+from types import ModuleType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+MAX_ROWS = {torch.float32: 8, torch.bfloat16: 4}  # beyond these torch's product, which computes more per byte, wins
+PLAIN = (Tensor, nn.Parameter)
+PIECE = 4 << 20  # what a thread takes of a matrix at a time [B]: long streams, yet a slower core can take fewer
+SECOND_THREAD = 1 << 16  # products of numbers from which a second thread pays
+
+
+def readable(a: Tensor, b: Tensor) -> bool:
+    """Whether the loops may read these. Cheap, because a token asks two hundred times."""
+    return (
+        not torch.is_grad_enabled()
+        and a.dtype is b.dtype
+        and a.is_cpu
+        and b.is_cpu
+        and type(a) in PLAIN
+        and type(b) in PLAIN
+        and a.dtype in MAX_ROWS
+        and not torch.compiler.is_compiling()
+        and loops() is not None
+    )
+
+
+def linear_applies(x: Tensor, weight: Tensor) -> bool:
+    """Few rows, whose width is the weight's."""
+    return (
+        x.numel() <= MAX_ROWS.get(x.dtype, 0) * x.shape[-1]
+        and readable(x, weight)
+        and x.shape[-1] == weight.shape[1]
+        and weight.is_contiguous()
+    )
+
+
+def linear(
+    x: Float[Tensor, "*axes D_in"], weight: Float[Tensor, "D_out D_in"], bias: Float[Tensor, " D_out"] | None
+) -> Float[Tensor, "*axes D_out"]:
+    """x Wᵀ + b, summed in fp32. A row's numbers do not depend on the rows beside it."""
+    d_out, d_in = weight.shape
+    rows = x.contiguous() if x.dtype is torch.float32 else x.float().contiguous()
+    y = torch.empty(*x.shape[:-1], d_out, dtype=torch.float32, device="cpu")
+    n_threads = torch.get_num_threads()
+    n_pieces = n_threads * (1 + weight.nbytes // (n_threads * PIECE))
+    _loops().PRODUCT[weight.dtype](
+        n_threads,
+        *(rows.data_ptr(), weight.data_ptr(), y.data_ptr(), rows.numel() // d_in, d_in, d_out, -(-d_out // n_pieces)),
+    )
+    if bias is not None:
+        y += bias
+    return y if x.dtype is torch.float32 else y.to(x.dtype)
+
+
+def rms_norm_applies(x: Tensor, weight: Tensor) -> bool:
+    """Few rows, in one piece of memory."""
+    return x.numel() <= 8 * x.shape[-1] and readable(x, weight) and x.is_contiguous()
+
+
+def rms_norm(
+    x: Float[Tensor, "*axes D"], weight: Float[Tensor, " D"], eps: float, offset: float
+) -> Float[Tensor, "*axes D"]:
+    """x / √(mean(x²) + eps) · (offset + weight), in fp32, rounded once."""
+    y = torch.empty_like(x)
+    d = weight.numel()
+    _loops().RMS_NORM[x.dtype](
+        1, x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // d, d, _bits(eps), _bits(offset)
+    )
+    return y
+
+
+def rotate_applies(x: Tensor, cos: Tensor) -> bool:
+    """One position a row, fp32 tables."""
+    return x.shape[2] == 1 and x.stride(3) == 1 and cos.dtype is torch.float32 and readable(x, x)
+
+
+def rotate(
+    x: Float[Tensor, "B H 1 Dh"], cos: Float[Tensor, "b 1 1 R"], sin: Float[Tensor, "b 1 1 R"]
+) -> Float[Tensor, "B H 1 Dh"]:
+    """x · cos + (x, its halves exchanged) · sin over the first R coordinates; the others stay."""
+    n_rows, n_heads, _, d_head = x.shape
+    y = torch.empty(n_rows, n_heads, 1, d_head, dtype=x.dtype, device="cpu")
+    d_rotary = cos.shape[-1]
+    _loops().ROTATE[x.dtype](
+        1,
+        *(x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(), n_rows, n_heads, d_head, d_rotary),
+        *(x.stride(0), x.stride(1), d_rotary if cos.shape[0] > 1 else 0),
+    )
+    return y
+
+
+def attend_applies(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """One query a row."""
+    return q.shape[2] == 1 and readable(q, k) and v.dtype is k.dtype and q.stride(3) == k.stride(3) == v.stride(3) == 1
+
+
+def attend(
+    q: Float[Tensor, "B H 1 Dh"],
+    k: Float[Tensor, "B K S Dh"],
+    v: Float[Tensor, "B K S Dh"],
+    scale: float,
+    ranges: tuple[tuple[int, int], ...],
+) -> Float[Tensor, "B H 1 Dh"]:
+    """softmax(scale · q·kᵀ) · v of one query a row, over the keys of its range (first, one past the last)."""
+    n_rows, n_heads, _, d_head = q.shape
+    n_slots = k.shape[2]
+    z = torch.empty(n_rows, n_heads, 1, d_head, dtype=torch.float32, device="cpu")
+    scores = torch.empty(n_rows, n_heads, n_slots, dtype=torch.float32, device="cpu")
+    work = n_rows * n_heads * n_slots * d_head
+    _loops().ATTEND[q.dtype](
+        torch.get_num_threads() if work > SECOND_THREAD else 1,
+        *(q.data_ptr(), k.data_ptr(), v.data_ptr(), z.data_ptr(), scores.data_ptr(), _table(ranges).data_ptr()),
+        *(_bits(scale), n_rows, n_heads, k.shape[1], d_head, *q.stride()[:2], *k.stride()[:3], *v.stride()[:3], n_slots),
+    )
+    return z if q.dtype is torch.float32 else z.to(q.dtype)
+
+
+@functools.cache
+def loops() -> ModuleType | None:
+    """The compiled loops, imported when first needed; None where torch has no team of threads to run them."""
+    try:
+        return importlib.import_module("cutaway.nn.loops")
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def _loops() -> Any:
+    return loops()
+
+
+@functools.lru_cache(maxsize=64)
+def _bits(x: float) -> int:
+    """A real number as a whole one with the same bits."""
+    return int(struct.unpack("q", struct.pack("d", x))[0])
+
+
+@functools.lru_cache(maxsize=16)
+def _table(ranges: tuple[tuple[int, int], ...]) -> Tensor:
+    """All layers of a pass ask for the same few."""
+    return torch.tensor(ranges, dtype=torch.int64, device="cpu")
+
+
+def _forget_loops() -> None:
+    """A team's threads stay behind in the parent: a forked child must not wait for them."""
+    global loops
+    loops = functools.cache(lambda: None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_loops)
