@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cutaway.config import ModelConfig
+from cutaway.nn import few_rows
 
 KV = tuple[Float[Tensor, "B K S Dh"], Float[Tensor, "B K S Dh"]]
 
@@ -52,7 +53,9 @@ class LayerCache:
     def append(self, k: Float[Tensor, "B K T Dh"], v: Float[Tensor, "B K T Dh"]) -> KV:
         """Write the new keys and values behind the old ones; all of them, as views of the buffer."""
         start, stop = min(self.cache.lengths), max(self.cache.lengths) + k.shape[2]
-        if start + k.shape[2] == stop:
+        if few_rows.append_applies(k, self.k):
+            few_rows.append(k, v, self.k, self.v, tuple(self.cache.lengths))
+        elif start + k.shape[2] == stop:
             self.k.narrow(2, start, k.shape[2]).copy_(k)
             self.v.narrow(2, start, k.shape[2]).copy_(v)
         else:

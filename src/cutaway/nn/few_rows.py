@@ -12,7 +12,6 @@ import functools
 import importlib
 import os
 import struct
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,13 +29,13 @@ def readable(a: Tensor, b: Tensor) -> bool:
     return (
         not torch.is_grad_enabled()
         and a.dtype is b.dtype
+        and a.dtype in MAX_ROWS
         and a.is_cpu
         and b.is_cpu
         and type(a) in PLAIN
         and type(b) in PLAIN
-        and a.dtype in MAX_ROWS
         and not torch.compiler.is_compiling()
-        and loops() is not None
+        and _loops() is not None
     )
 
 
@@ -55,17 +54,15 @@ def linear(
 ) -> Float[Tensor, "*axes D_out"]:
     """x Wᵀ + b, summed in fp32. A row's numbers do not depend on the rows beside it."""
     d_out, d_in = weight.shape
-    rows = x.contiguous() if x.dtype is torch.float32 else x.float().contiguous()
-    y = torch.empty(*x.shape[:-1], d_out, dtype=torch.float32, device="cpu")
+    dtype = weight.dtype
+    rows = x.contiguous()
+    y = torch.empty((*x.shape[:-1], d_out), dtype=dtype, device="cpu")
     n_threads = torch.get_num_threads()
-    n_pieces = n_threads * (1 + weight.nbytes // (n_threads * PIECE))
-    _loops().PRODUCT[weight.dtype](
-        n_threads,
-        *(rows.data_ptr(), weight.data_ptr(), y.data_ptr(), rows.numel() // d_in, d_in, d_out, -(-d_out // n_pieces)),
-    )
-    if bias is not None:
-        y += bias
-    return y if x.dtype is torch.float32 else y.to(x.dtype)
+    n_pieces = n_threads * (1 + d_out * d_in * dtype.itemsize // (n_threads * PIECE))
+    piece = -(-d_out // n_pieces)
+    product = _loops().PRODUCT[dtype]
+    product(n_threads, rows.data_ptr(), weight.data_ptr(), y.data_ptr(), rows.numel() // d_in, d_in, d_out, piece)
+    return y if bias is None else y + bias
 
 
 def rms_norm_applies(x: Tensor, weight: Tensor) -> bool:
@@ -105,6 +102,26 @@ def rotate(
     return y
 
 
+def append_applies(new: Tensor, old: Tensor) -> bool:
+    """One position a row."""
+    return new.shape[2] == 1 and new.stride(3) == 1 and readable(new, old)
+
+
+def append(
+    k: Float[Tensor, "B K 1 Dh"],
+    v: Float[Tensor, "B K 1 Dh"],
+    old_k: Float[Tensor, "B K N Dh"],
+    old_v: Float[Tensor, "B K N Dh"],
+    slots: tuple[int, ...],
+) -> None:
+    """Write each row's new key and value into its slot of the buffers."""
+    _loops().APPEND[k.dtype](
+        1,
+        *(k.data_ptr(), v.data_ptr(), old_k.data_ptr(), old_v.data_ptr(), _table(slots).data_ptr()),
+        *(k.shape[0], k.shape[1], k.shape[3], *k.stride()[:2], *v.stride()[:2], *old_k.stride()[:2]),
+    )
+
+
 def attend_applies(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """One query a row."""
     return q.shape[2] == 1 and readable(q, k) and v.dtype is k.dtype and q.stride(3) == k.stride(3) == v.stride(3) == 1
@@ -126,22 +143,28 @@ def attend(
     _loops().ATTEND[q.dtype](
         torch.get_num_threads() if work > SECOND_THREAD else 1,
         *(q.data_ptr(), k.data_ptr(), v.data_ptr(), z.data_ptr(), scores.data_ptr(), _table(ranges).data_ptr()),
-        *(_bits(scale), n_rows, n_heads, k.shape[1], d_head, *q.stride()[:2], *k.stride()[:3], *v.stride()[:3], n_slots),
+        *(
+            _bits(scale),
+            n_rows,
+            n_heads,
+            k.shape[1],
+            d_head,
+            *q.stride()[:2],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            n_slots,
+        ),
     )
     return z if q.dtype is torch.float32 else z.to(q.dtype)
 
 
 @functools.cache
-def loops() -> ModuleType | None:
+def _loops() -> Any:
     """The compiled loops, imported when first needed; None where torch has no team of threads to run them."""
     try:
         return importlib.import_module("cutaway.nn.loops")
     except (ImportError, OSError, AttributeError):
         return None
-
-
-def _loops() -> Any:
-    return loops()
 
 
 @functools.lru_cache(maxsize=64)
@@ -151,15 +174,15 @@ def _bits(x: float) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _table(ranges: tuple[tuple[int, int], ...]) -> Tensor:
+def _table(numbers: tuple[Any, ...]) -> Tensor:
     """All layers of a pass ask for the same few."""
-    return torch.tensor(ranges, dtype=torch.int64, device="cpu")
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def _forget_loops() -> None:
     """A team's threads stay behind in the parent: a forked child must not wait for them."""
-    global loops
-    loops = functools.cache(lambda: None)
+    global _loops
+    _loops = functools.cache(lambda: None)
 
 
 if hasattr(os, "register_at_fork"):

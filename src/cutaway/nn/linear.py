@@ -13,9 +13,10 @@ class Linear(nn.Linear):
     """y = x Wᵀ + b. A few rows go through the loop that reads the weight at memory speed."""
 
     def forward(self, x: Float[Tensor, "*axes D_in"]) -> Float[Tensor, "*axes D_out"]:
-        if few_rows.linear_applies(x, self.weight):
-            return few_rows.linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        weight, bias = self.weight, self.bias
+        if few_rows.linear_applies(x, weight):
+            return few_rows.linear(x, weight, bias)
+        return F.linear(x, weight, bias)
 
 
 class Embedding(nn.Embedding):

@@ -9,6 +9,7 @@ are kept on disk, beside this file or in the user's cache.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -30,8 +31,12 @@ _run_team.restype = None
 Loop = Callable[..., None]
 
 
-def loop(body: Loop) -> Loop:
-    """A function of an array of whole numbers, as one that a team of threads runs."""
+def loop(n_arguments: int) -> Callable[[Loop], Loop]:
+    """Turns a function of an array of whole numbers into one that a team of threads runs."""
+    return functools.partial(_loop, n_arguments=n_arguments)
+
+
+def _loop(body: Loop, n_arguments: int) -> Loop:
     signature = types.void(types.CPointer(types.int64))
     try:
         compiled = cfunc(signature, cache=True, fastmath=FAST)(body)
@@ -39,9 +44,10 @@ def loop(body: Loop) -> Loop:
         compiled = cfunc(signature, fastmath=FAST)(body)
     address = compiled.address
     call = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)
+    pack = struct.Struct(f"{1 + n_arguments}q").pack
 
     def run(n_threads: int, *arguments: int) -> None:
-        slots = struct.pack(f"{1 + len(arguments)}q", 0, *arguments)  # bytes of this call alone
+        slots = pack(0, *arguments)  # bytes of this call alone
         if n_threads == 1:
             call(slots)
         else:
@@ -158,20 +164,23 @@ def product(arguments, x, w, y, piece):  # type: ignore[no-untyped-def]
                     y1 += number(w[o1, i]) * xi
                     y2 += number(w[o2, i]) * xi
                     y3 += number(w[o3, i]) * xi
-                y[row, o], y[row, o1], y[row, o2], y[row, o3] = y0, y1, y2, y3
+                put(y, row * d_out + o, y0)
+                put(y, row * d_out + o1, y1)
+                put(y, row * d_out + o2, y2)
+                put(y, row * d_out + o3, y3)
         first = ticket(arguments) * piece
 
 
-@loop
+@loop(7)
 def product_fp32(arguments):  # type: ignore[no-untyped-def]
     _, x, w, y, n_rows, d_in, d_out, piece = carray(arguments, 8)
-    product(arguments, fp32(x, (n_rows, d_in)), fp32(w, (d_out, d_in)), fp32(y, (n_rows, d_out)), piece)
+    product(arguments, fp32(x, (n_rows, d_in)), fp32(w, (d_out, d_in)), fp32(y, n_rows * d_out), piece)
 
 
-@loop
+@loop(7)
 def product_bf16(arguments):  # type: ignore[no-untyped-def]
     _, x, w, y, n_rows, d_in, d_out, piece = carray(arguments, 8)
-    product(arguments, fp32(x, (n_rows, d_in)), bf16(w, (d_out, d_in)), fp32(y, (n_rows, d_out)), piece)
+    product(arguments, bf16(x, (n_rows, d_in)), bf16(w, (d_out, d_in)), bf16(y, n_rows * d_out), piece)
 
 
 # --- x / √(mean(x²) + eps) · (offset + weight) --------------------------------------------------------------
@@ -188,13 +197,13 @@ def rms_norm(x, weight, y, n_rows, d, eps, offset):  # type: ignore[no-untyped-d
             put(y, at + i, number(x[at + i]) * scale * (number(weight[i]) + offset))
 
 
-@loop
+@loop(7)
 def rms_norm_fp32(arguments):  # type: ignore[no-untyped-def]
     _, x, weight, y, n_rows, d, eps, offset = carray(arguments, 8)
     rms_norm(fp32(x, n_rows * d), fp32(weight, d), fp32(y, n_rows * d), n_rows, d, real(eps), real(offset))
 
 
-@loop
+@loop(7)
 def rms_norm_bf16(arguments):  # type: ignore[no-untyped-def]
     _, x, weight, y, n_rows, d, eps, offset = carray(arguments, 8)
     rms_norm(bf16(x, n_rows * d), bf16(weight, d), bf16(y, n_rows * d), n_rows, d, real(eps), real(offset))
@@ -219,18 +228,48 @@ def rotate(x, y, cos, sin, sizes):  # type: ignore[no-untyped-def]
                 y[at + i] = source[i]
 
 
-@loop
+@loop(11)
 def rotate_fp32(arguments):  # type: ignore[no-untyped-def]
     a = carray(arguments, 12)
     sizes = (a[5], a[6], a[7], a[8], a[9], a[10], a[11])
     rotate(fp32(a[1], ANY), fp32(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), sizes)
 
 
-@loop
+@loop(11)
 def rotate_bf16(arguments):  # type: ignore[no-untyped-def]
     a = carray(arguments, 12)
     sizes = (a[5], a[6], a[7], a[8], a[9], a[10], a[11])
     rotate(bf16(a[1], ANY), bf16(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), sizes)
+
+
+# --- new keys and values behind the old ------------------------------------------------------------------------
+
+
+@njit
+def append(k, v, old_k, old_v, slots, sizes):  # type: ignore[no-untyped-def]
+    n_rows, n_heads, d, k_row, k_head, v_row, v_head, old_row, old_head = sizes
+    for row in range(n_rows):
+        for head in range(n_heads):
+            at = row * old_row + head * old_head + slots[row] * d
+            for i in range(d):
+                old_k[at + i] = k[row * k_row + head * k_head + i]
+                old_v[at + i] = v[row * v_row + head * v_head + i]
+
+
+@loop(14)
+def append_fp32(arguments):  # type: ignore[no-untyped-def]
+    a = carray(arguments, 15)
+    sizes = (a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14])
+    slots = carray(_pointer(a[5], types.int64), a[6])
+    append(fp32(a[1], ANY), fp32(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), slots, sizes)
+
+
+@loop(14)
+def append_bf16(arguments):  # type: ignore[no-untyped-def]
+    a = carray(arguments, 15)
+    sizes = (a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14])
+    slots = carray(_pointer(a[5], types.int64), a[6])
+    append(bf16(a[1], ANY), bf16(a[2], ANY), bf16(a[3], ANY), bf16(a[4], ANY), slots, sizes)
 
 
 # --- softmax(scale · q kᵀ) v, for one query a row -------------------------------------------------------------
@@ -270,23 +309,44 @@ def attend(arguments, q, k, v, z, scores, sizes, ranges, scale):  # type: ignore
         piece = ticket(arguments)
 
 
-@loop
+@loop(20)
 def attend_fp32(arguments):  # type: ignore[no-untyped-def]
     a = carray(arguments, 21)
     ranges = carray(_pointer(a[6], types.int64), 2 * a[8])
     sizes = (a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20])
-    attend(arguments, fp32(a[1], ANY), fp32(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), fp32(a[5], ANY), sizes, ranges, real(a[7]))
+    attend(
+        arguments,
+        fp32(a[1], ANY),
+        fp32(a[2], ANY),
+        fp32(a[3], ANY),
+        fp32(a[4], ANY),
+        fp32(a[5], ANY),
+        sizes,
+        ranges,
+        real(a[7]),
+    )
 
 
-@loop
+@loop(20)
 def attend_bf16(arguments):  # type: ignore[no-untyped-def]
     a = carray(arguments, 21)
     ranges = carray(_pointer(a[6], types.int64), 2 * a[8])
     sizes = (a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20])
-    attend(arguments, bf16(a[1], ANY), bf16(a[2], ANY), bf16(a[3], ANY), fp32(a[4], ANY), fp32(a[5], ANY), sizes, ranges, real(a[7]))
+    attend(
+        arguments,
+        bf16(a[1], ANY),
+        bf16(a[2], ANY),
+        bf16(a[3], ANY),
+        fp32(a[4], ANY),
+        fp32(a[5], ANY),
+        sizes,
+        ranges,
+        real(a[7]),
+    )
 
 
 PRODUCT: dict[torch.dtype, Loop] = {torch.float32: product_fp32, torch.bfloat16: product_bf16}
 RMS_NORM: dict[torch.dtype, Loop] = {torch.float32: rms_norm_fp32, torch.bfloat16: rms_norm_bf16}
 ROTATE: dict[torch.dtype, Loop] = {torch.float32: rotate_fp32, torch.bfloat16: rotate_bf16}
+APPEND: dict[torch.dtype, Loop] = {torch.float32: append_fp32, torch.bfloat16: append_bf16}
 ATTEND: dict[torch.dtype, Loop] = {torch.float32: attend_fp32, torch.bfloat16: attend_bf16}

@@ -30,9 +30,10 @@ class RMSNorm(nn.Module):
         self.offset = config.offset
 
     def forward(self, x: Float[Tensor, "*axes D"]) -> Float[Tensor, "*axes D"]:
-        if few_rows.rms_norm_applies(x, self.weight):
-            return few_rows.rms_norm(x, self.weight, self.eps, self.offset)
-        scale = self.weight + self.offset if self.offset else self.weight
+        weight = self.weight
+        if few_rows.rms_norm_applies(x, weight):
+            return few_rows.rms_norm(x, weight, self.eps, self.offset)
+        scale = weight + self.offset if self.offset else weight
         return F.rms_norm(x, scale.shape, scale, self.eps)
 
 
