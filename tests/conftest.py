@@ -6,7 +6,7 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-ROOMS = ("attention", "block", "cache", "feedforward", "few_rows", "kernel", "linear", "mask", "norm", "position", "tap")
+ROOMS = "attention block cache feedforward few_rows kernel linear mask norm position tap".split()
 install_import_hook(
     [*(f"cutaway.nn.{room}" for room in ROOMS), "cutaway.network", "cutaway.generate"], "beartype.beartype"
 )

@@ -25,7 +25,6 @@ from cutaway.config import (
 from cutaway.network import Transformer
 
 transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
 
 D_VOCAB = 67  # odd on purpose
 

@@ -82,57 +82,57 @@ def _pointer(typing_context: Any, address: Any, number: Any) -> Any:
 
 
 @njit
-def fp32(address, shape):  # type: ignore[no-untyped-def]
+def fp32(address, shape):
     """A tensor's memory as an array."""
     return carray(_pointer(address, types.float32), shape)
 
 
 @njit
-def bf16(address, shape):  # type: ignore[no-untyped-def]
+def bf16(address, shape):
     """The same for a type numba does not know: each number is the upper half of an fp32."""
     return carray(_pointer(address, types.uint16), shape)
 
 
 @njit
-def real(bits):  # type: ignore[no-untyped-def]
+def real(bits):
     """A real number that came as whole one."""
     return np.float32(np.int64(bits).view(np.float64))
 
 
-def number(x):  # type: ignore[no-untyped-def]
+def number(x):
     """What an array holds, as an fp32."""
 
 
 @overload(number, inline="always")
-def _number(x):  # type: ignore[no-untyped-def]
+def _number(x):
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
     return lambda x: x
 
 
-def put(array, i, x):  # type: ignore[no-untyped-def]
+def put(array, i, x):
     """Round to the array's type, to nearest even, and write."""
 
 
 @overload(put)
-def _put(array, i, x):  # type: ignore[no-untyped-def]
+def _put(array, i, x):
     if array.dtype == types.uint16:
 
-        def rounded(array, i, x):  # type: ignore[no-untyped-def]
+        def rounded(array, i, x):
             bits = np.float32(x).view(np.uint32)
             short = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
             array[i] = np.uint16(short) if x == x else np.uint16(0x7FC0)  # NaN stays NaN
 
         return rounded
 
-    def plain(array, i, x):  # type: ignore[no-untyped-def]
+    def plain(array, i, x):
         array[i] = x
 
     return plain
 
 
 @njit
-def exp(x):  # type: ignore[no-untyped-def]
+def exp(x):
     """e^x for x ≤ 0, within 2 units in the last place: 2^whole · a polynomial. The library's own is not vectorised."""
     x = max(x, np.float32(-87.0))
     whole = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
@@ -147,7 +147,7 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=FAST)
-def product(arguments, x, w, y, piece):  # type: ignore[no-untyped-def]
+def product(arguments, x, w, y, piece):
     """y[row, o] = Σᵢ x[row, i] · w[o, i]: four rows of w side by side, each a stream that memory delivers ahead."""
     d_out, d_in = w.shape
     first = ticket(arguments) * piece
@@ -172,13 +172,13 @@ def product(arguments, x, w, y, piece):  # type: ignore[no-untyped-def]
 
 
 @loop(7)
-def product_fp32(arguments):  # type: ignore[no-untyped-def]
+def product_fp32(arguments):
     _, x, w, y, n_rows, d_in, d_out, piece = carray(arguments, 8)
     product(arguments, fp32(x, (n_rows, d_in)), fp32(w, (d_out, d_in)), fp32(y, n_rows * d_out), piece)
 
 
 @loop(7)
-def product_bf16(arguments):  # type: ignore[no-untyped-def]
+def product_bf16(arguments):
     _, x, w, y, n_rows, d_in, d_out, piece = carray(arguments, 8)
     product(arguments, bf16(x, (n_rows, d_in)), bf16(w, (d_out, d_in)), bf16(y, n_rows * d_out), piece)
 
@@ -187,7 +187,7 @@ def product_bf16(arguments):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=FAST)
-def rms_norm(x, weight, y, n_rows, d, eps, offset):  # type: ignore[no-untyped-def]
+def rms_norm(x, weight, y, n_rows, d, eps, offset):
     for at in range(0, n_rows * d, d):
         squares = np.float32(0)
         for i in range(d):
@@ -198,13 +198,13 @@ def rms_norm(x, weight, y, n_rows, d, eps, offset):  # type: ignore[no-untyped-d
 
 
 @loop(7)
-def rms_norm_fp32(arguments):  # type: ignore[no-untyped-def]
+def rms_norm_fp32(arguments):
     _, x, weight, y, n_rows, d, eps, offset = carray(arguments, 8)
     rms_norm(fp32(x, n_rows * d), fp32(weight, d), fp32(y, n_rows * d), n_rows, d, real(eps), real(offset))
 
 
 @loop(7)
-def rms_norm_bf16(arguments):  # type: ignore[no-untyped-def]
+def rms_norm_bf16(arguments):
     _, x, weight, y, n_rows, d, eps, offset = carray(arguments, 8)
     rms_norm(bf16(x, n_rows * d), bf16(weight, d), bf16(y, n_rows * d), n_rows, d, real(eps), real(offset))
 
@@ -213,7 +213,7 @@ def rms_norm_bf16(arguments):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=FAST)
-def rotate(x, y, cos, sin, sizes):  # type: ignore[no-untyped-def]
+def rotate(x, y, cos, sin, sizes):
     n_rows, n_heads, d, d_rotary, row_stride, head_stride, table_stride = sizes
     half = d_rotary // 2
     for row in range(n_rows):
@@ -229,14 +229,14 @@ def rotate(x, y, cos, sin, sizes):  # type: ignore[no-untyped-def]
 
 
 @loop(11)
-def rotate_fp32(arguments):  # type: ignore[no-untyped-def]
+def rotate_fp32(arguments):
     a = carray(arguments, 12)
     sizes = (a[5], a[6], a[7], a[8], a[9], a[10], a[11])
     rotate(fp32(a[1], ANY), fp32(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), sizes)
 
 
 @loop(11)
-def rotate_bf16(arguments):  # type: ignore[no-untyped-def]
+def rotate_bf16(arguments):
     a = carray(arguments, 12)
     sizes = (a[5], a[6], a[7], a[8], a[9], a[10], a[11])
     rotate(bf16(a[1], ANY), bf16(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), sizes)
@@ -246,7 +246,7 @@ def rotate_bf16(arguments):  # type: ignore[no-untyped-def]
 
 
 @njit
-def append(k, v, old_k, old_v, slots, sizes):  # type: ignore[no-untyped-def]
+def append(k, v, old_k, old_v, slots, sizes):
     n_rows, n_heads, d, k_row, k_head, v_row, v_head, old_row, old_head = sizes
     for row in range(n_rows):
         for head in range(n_heads):
@@ -257,7 +257,7 @@ def append(k, v, old_k, old_v, slots, sizes):  # type: ignore[no-untyped-def]
 
 
 @loop(14)
-def append_fp32(arguments):  # type: ignore[no-untyped-def]
+def append_fp32(arguments):
     a = carray(arguments, 15)
     sizes = (a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14])
     slots = carray(_pointer(a[5], types.int64), a[6])
@@ -265,7 +265,7 @@ def append_fp32(arguments):  # type: ignore[no-untyped-def]
 
 
 @loop(14)
-def append_bf16(arguments):  # type: ignore[no-untyped-def]
+def append_bf16(arguments):
     a = carray(arguments, 15)
     sizes = (a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14])
     slots = carray(_pointer(a[5], types.int64), a[6])
@@ -276,7 +276,7 @@ def append_bf16(arguments):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=FAST)
-def attend(arguments, q, k, v, z, scores, sizes, ranges, scale):  # type: ignore[no-untyped-def]
+def attend(arguments, q, k, v, z, scores, sizes, ranges, scale):
     """A piece of work is one query head of one row; `ranges` are the first key each row sees and one past its last."""
     n_rows, n_heads, n_kv, d, q_row, q_head, k_row, k_head, k_key, v_row, v_head, v_key, n_slots = sizes
     piece = ticket(arguments)
@@ -310,7 +310,7 @@ def attend(arguments, q, k, v, z, scores, sizes, ranges, scale):  # type: ignore
 
 
 @loop(20)
-def attend_fp32(arguments):  # type: ignore[no-untyped-def]
+def attend_fp32(arguments):
     a = carray(arguments, 21)
     ranges = carray(_pointer(a[6], types.int64), 2 * a[8])
     sizes = (a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20])
@@ -328,7 +328,7 @@ def attend_fp32(arguments):  # type: ignore[no-untyped-def]
 
 
 @loop(20)
-def attend_bf16(arguments):  # type: ignore[no-untyped-def]
+def attend_bf16(arguments):
     a = carray(arguments, 21)
     ranges = carray(_pointer(a[6], types.int64), 2 * a[8])
     sizes = (a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20])
