@@ -6,6 +6,8 @@ divided by the weights' size. The share of that limit says how much is left to g
 
 from __future__ import annotations
 
+from statistics import median
+
 import torch
 
 from benchmarks import machine
@@ -37,11 +39,12 @@ def compare(dtype: torch.dtype) -> None:
         out = theirs.generate(prompt, do_sample=False, min_new_tokens=N_TOKENS, max_new_tokens=N_TOKENS)
         assert out.shape[1] - prompt.shape[1] == N_TOKENS
 
-    fast, slow, ratio = machine.pairs(run_ours, run_theirs, n=5)
-    bandwidth = machine.read_bandwidth()
-    limit = bandwidth / sum(p.nbytes for p in ours.network.parameters())
+    fast, slow, bandwidth = machine.pairs(run_ours, run_theirs, n=5)
+    n_bytes = sum(p.nbytes for p in ours.network.parameters())
+    at_limit = [N_TOKENS * n_bytes / speed for speed in bandwidth]
     print(
         f"  {str(dtype).removeprefix('torch.'):9}"
-        f"cutaway {N_TOKENS / fast:6.1f} tokens/s   transformers {N_TOKENS / slow:6.1f}   ratio {ratio:5.2f}   "
-        f"{N_TOKENS / fast / limit:4.0%} of the limit ({limit:.1f} tokens/s at {bandwidth / 1e9:.1f} GB/s)"
+        f"cutaway {N_TOKENS / median(fast):6.1f} tokens/s   transformers {N_TOKENS / median(slow):6.1f}   "
+        f"ratio {machine.median_ratio(slow, fast):5.2f}   "
+        f"{machine.median_ratio(at_limit, fast):4.0%} of the memory-bandwidth limit ({median(bandwidth) / 1e9:.1f} GB/s)"
     )

@@ -28,18 +28,25 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def read_bandwidth(n_bytes: int = 512 << 20, n_runs: int = 9) -> float:
-    """How fast all threads together read memory [B/s]: the best of several sums over a large tensor."""
+def read_bandwidth(n_bytes: int = 512 << 20, n_runs: int = 5) -> float:
+    """How fast all threads together read memory [B/s]: the median of several sums over a large tensor."""
     x = torch.ones(n_bytes // 4)
-    return n_bytes / min(seconds(x.sum) for _ in range(n_runs))
+    return n_bytes / statistics.median(seconds(x.sum) for _ in range(n_runs))
 
 
-def pairs(ours: Callable[[], object], theirs: Callable[[], object], n: int) -> tuple[float, float, float]:
-    """Median seconds of each, and the median of theirs/ours pair by pair, taken in turns after one warm-up."""
+def pairs(
+    ours: Callable[[], object], theirs: Callable[[], object], n: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of each, and the memory bandwidth [B/s] just then: n rounds in turns, after one warm-up."""
     ours(), theirs()
-    times = [(seconds(ours), seconds(theirs)) for _ in range(n)]
-    ratio = statistics.median(b / a for a, b in times)
-    return statistics.median(a for a, _ in times), statistics.median(b for _, b in times), ratio
+    rounds = [(seconds(ours), seconds(theirs), read_bandwidth()) for _ in range(n)]
+    a, b, bandwidth = (list(column) for column in zip(*rounds, strict=True))
+    return a, b, bandwidth
+
+
+def median_ratio(above: list[float], below: list[float]) -> float:
+    """The median of the ratios round by round: it holds when the machine's speed drifts."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
 def peak_memory(work: Callable[[], object]) -> int:

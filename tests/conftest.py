@@ -6,7 +6,19 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-ROOMS = "attention block cache feedforward few_rows kernel linear mask norm position tap".split()
+ROOMS = [
+    "attention",
+    "block",
+    "cache",
+    "feedforward",
+    "few_rows",
+    "kernel",
+    "linear",
+    "mask",
+    "norm",
+    "position",
+    "tap",
+]
 install_import_hook(
     [*(f"cutaway.nn.{room}" for room in ROOMS), "cutaway.network", "cutaway.generate"], "beartype.beartype"
 )

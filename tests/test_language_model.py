@@ -36,13 +36,13 @@ class Counting:
 
     def __init__(self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
         self.widths: list[int] = []
-        original = model.network.residual
+        original = model.network.enter
 
-        def residual(tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def enter(tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
             self.widths.append(tokens.shape[1])
             return original(tokens, *args, **kwargs)
 
-        monkeypatch.setattr(model.network, "residual", residual)
+        monkeypatch.setattr(model.network, "enter", enter)
 
 
 def test_n_tokens_are_n_passes_and_the_prompts_pass_gives_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

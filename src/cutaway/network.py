@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -13,10 +14,17 @@ from cutaway.nn.block import Block
 from cutaway.nn.cache import Cache, NoCache
 from cutaway.nn.kernel import soft_cap
 from cutaway.nn.linear import Embedding, Linear
-from cutaway.nn.mask import build_mask
+from cutaway.nn.mask import Mask, build_mask
 from cutaway.nn.norm import build_norm
-from cutaway.nn.position import Positions
+from cutaway.nn.position import Positions, Rotation
 from cutaway.nn.tap import IDLE, Tap
+
+
+class Shared(NamedTuple):
+    """What the blocks of one pass share: one rotation and one mask of each kind."""
+
+    rotations: list[Rotation]
+    masks: list[Mask]
 
 
 class Transformer(nn.Module):
@@ -29,6 +37,8 @@ class Transformer(nn.Module):
         kinds = list(dict.fromkeys(config.positions))
         self.positions = Positions(kinds, config)
         self.position_of = [kinds.index(kind) for kind in config.positions]
+        self.mask_kinds = list(dict.fromkeys(config.masks))
+        self.mask_of = [self.mask_kinds.index(kind) for kind in config.masks]
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.final_norm = build_norm(config.norm, config.d_model)
         self.head = Linear(config.d_model, config.d_vocab, bias=False)
@@ -53,23 +63,36 @@ class Transformer(nn.Module):
         tap: Tap = IDLE,
     ) -> Float[Tensor, "B T D"]:
         """The residual stream after the last block. Rows of a ragged batch are padded on the right, `n_new` real."""
-        n_rows, n_queries = tokens.shape
-        n_new = [n_queries] * n_rows if n_new is None else n_new
-        memory = NoCache(n_rows) if cache is None else cache
-        memory.prepare(n_queries)
-        starts = memory.lengths
+        n_new = [tokens.shape[1]] * tokens.shape[0] if n_new is None else n_new
+        memory = NoCache(tokens.shape[0]) if cache is None else cache
+        memory.prepare(tokens.shape[1])
+        x, shared = self.enter(tokens, memory, n_new, tap)
+        x = self.pass_blocks(x, shared, memory, tap)
+        memory.advance(n_new)
+        return x
+
+    def enter(
+        self, tokens: Int[Tensor, "B T"], memory: Cache | NoCache, n_new: Sequence[int], tap: Tap = IDLE
+    ) -> tuple[Float[Tensor, "B T D"], Shared]:
+        """Ids to rows, with their positions; and what all blocks of this pass share."""
+        n_queries, starts = tokens.shape[1], memory.lengths
         tokens = tap("tokens", tokens)
         positions = tap("positions", positions_of(starts, n_queries, tokens.device))
         lengths = [start + n for start, n in zip(starts, n_new, strict=True)]
         rotations = [position.at(positions, lengths) for position in self.positions]
-        masks = {kind: build_mask(kind, starts, n_queries, tokens.device) for kind in set(self.config.masks)}
-
+        masks = [build_mask(kind, starts, n_queries, tokens.device) for kind in self.mask_kinds]
         x = tap("embed", self.embed(tokens))
         for position in self.positions:
             x = position.embed(x, positions, tap)
+        return x, Shared(rotations, masks)
+
+    def pass_blocks(
+        self, x: Float[Tensor, "B T D"], shared: Shared, memory: Cache | NoCache, tap: Tap = IDLE
+    ) -> Float[Tensor, "B T D"]:
+        """The residual stream through all blocks."""
         for i, block in enumerate(self.blocks):
-            x = block(x, rotations[self.position_of[i]], masks[self.config.masks[i]], memory.layer(i), tap)
-        memory.advance(n_new)
+            rotation, mask = shared.rotations[self.position_of[i]], shared.masks[self.mask_of[i]]
+            x = block(x, rotation, mask, memory.layer(i), tap)
         return x
 
     def rotation_changes(self, n_before: int, n_after: int) -> bool:

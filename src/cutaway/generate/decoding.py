@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cutaway.generate.sampling import Choice, SamplingConfig, choose, new_generator
+from cutaway.generate.step import Step
 from cutaway.generate.stopping import FinishReason, StopMatcher, StopStrings
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
@@ -106,7 +107,7 @@ def decode(
             yield generation, generation.take(row)
         rows = [i for i, g in enumerate(live) if g.finish_reason is None]
         if memory is not None and 0 < len(rows) < len(live):
-            memory.cache.keep(rows)
+            memory.keep(rows)
         live = [live[i] for i in rows]
 
 
@@ -131,14 +132,22 @@ class _Memory:
 
     def __init__(self, network: Transformer, n_rows: int) -> None:
         self.network = network
-        self.cache = self._empty(n_rows)
+        self._start(n_rows)
 
     def next_scores(self, live: Sequence[Generation]) -> Tensor:
         grown = [(n, len(g.tokens)) for n, g in zip(self.cache.lengths, live, strict=True)]
         if any(n and self.network.rotation_changes(n, n_now) for n, n_now in grown):
-            self.cache = self._empty(len(live))
+            self._start(len(live))
         new = [g.tokens[n:] for n, g in zip(self.cache.lengths, live, strict=True)]
+        if all(len(tokens) == 1 for tokens in new):
+            return self.step.scores(torch.tensor(new, device=self.network.embed.weight.device))
         return next_scores(self.network, new, self.cache)
 
-    def _empty(self, n_rows: int) -> Cache:
-        return Cache(self.network.config, n_rows, self.network.embed.weight)
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self.cache.keep(rows)
+        self.step = Step(self.network, self.cache)
+
+    def _start(self, n_rows: int) -> None:
+        self.cache = Cache(self.network.config, n_rows, self.network.embed.weight)
+        self.step = Step(self.network, self.cache)

@@ -12,7 +12,7 @@ from cutaway.nn.kernel import STAGES, build_kernels
 from cutaway.nn.linear import Linear
 from cutaway.nn.mask import Mask
 from cutaway.nn.norm import build_qk_norm
-from cutaway.nn.position import Rotate
+from cutaway.nn.position import Rotation
 from cutaway.nn.tap import Tap
 
 
@@ -38,7 +38,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        rotate: Rotate,
+        rotate: Rotation,
         mask: Mask,
         cache: LayerCache | NoLayerCache,
         tap: Tap,

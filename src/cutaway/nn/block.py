@@ -11,9 +11,10 @@ from cutaway.config import ModelConfig
 from cutaway.nn.attention import Attention
 from cutaway.nn.cache import LayerCache, NoLayerCache
 from cutaway.nn.feedforward import build_feedforward
+from cutaway.nn.few_rows import add
 from cutaway.nn.mask import Mask
 from cutaway.nn.norm import build_norm, no_norm
-from cutaway.nn.position import Rotate
+from cutaway.nn.position import Rotation
 from cutaway.nn.tap import Tap
 
 
@@ -43,7 +44,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        rotate: Rotate,
+        rotate: Rotation,
         mask: Mask,
         cache: LayerCache | NoLayerCache,
         tap: Tap,
@@ -52,7 +53,7 @@ class Block(nn.Module):
         x = tap("resid_pre", x)
         read = tap("attn.norm", self.attn_norm(x))
         gathered = tap("attn.out", self.attn_post_norm(self.attn(read, rotate, mask, cache, tap)))
-        mid = tap("resid_mid", x + gathered)
+        mid = tap("resid_mid", add(x, gathered))
         read = tap("ff.norm", self.ff_norm(x if self.parallel else mid))
         processed = tap("ff.out", self.ff_post_norm(self.ff(read, tap)))
-        return tap("resid_post", mid + processed)
+        return tap("resid_post", add(mid, processed))

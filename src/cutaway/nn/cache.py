@@ -54,7 +54,7 @@ class LayerCache:
         """Write the new keys and values behind the old ones; all of them, as views of the buffer."""
         start, stop = min(self.cache.lengths), max(self.cache.lengths) + k.shape[2]
         if few_rows.append_applies(k, self.k):
-            few_rows.append(k, v, self.k, self.v, tuple(self.cache.lengths))
+            few_rows.append(k, v, self.k, self.v, self.cache.slots)
         elif start + k.shape[2] == stop:
             self.k.narrow(2, start, k.shape[2]).copy_(k)
             self.v.narrow(2, start, k.shape[2]).copy_(v)
@@ -71,6 +71,7 @@ class Cache:
     def __init__(self, config: ModelConfig, n_rows: int, like: Tensor, n_slots: int = 0) -> None:
         """Buffers of the type and place of `like` with room for `n_slots` tokens a row."""
         self.lengths = [0] * n_rows
+        self.slots = torch.zeros(n_rows, dtype=torch.int64)  # where each row's next token goes, for the loops
         shape = (n_rows, config.n_kv_heads, n_slots, config.d_head)
         self.layers = [LayerCache(self, like.new_empty(shape), like.new_empty(shape)) for _ in range(config.n_layers)]
 
@@ -88,6 +89,7 @@ class Cache:
 
     def prepare(self, n_new: int) -> None:
         """Make room for `n_new` more tokens a row."""
+        self.slots = torch.tensor(self.lengths, dtype=torch.int64)
         needed = max(self.lengths) + n_new
         if needed > self.n_slots:
             n_more = max(needed, 2 * self.n_slots) - self.n_slots

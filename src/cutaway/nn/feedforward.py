@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from cutaway.config import Activation, ModelConfig
+from cutaway.nn import few_rows
 from cutaway.nn.linear import Linear
 from cutaway.nn.tap import Tap
 
@@ -50,8 +51,14 @@ class GatedFeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"], tap: Tap) -> Float[Tensor, "B T D"]:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         pre = tap("ff.pre", gate)
-        post = tap("ff.post", self.activation(pre) * up)
+        post = tap("ff.post", self.gate(pre, up))
         return self.down(post)
+
+    def gate(self, gate: Float[Tensor, "B T F"], up: Float[Tensor, "B T F"]) -> Float[Tensor, "B T F"]:
+        """act(gate) ⊙ up."""
+        if self.activation is F.silu and few_rows.silu_gate_applies(gate, up):
+            return few_rows.silu_gate(gate, up)
+        return self.activation(gate) * up
 
 
 def build_feedforward(config: ModelConfig) -> FeedForward | GatedFeedForward:

@@ -15,7 +15,7 @@ import struct
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 MAX_ROWS = {torch.float32: 8, torch.bfloat16: 4}  # beyond these torch's product, which computes more per byte, wins
@@ -61,8 +61,14 @@ def linear(
     n_pieces = n_threads * (1 + d_out * d_in * dtype.itemsize // (n_threads * PIECE))
     piece = -(-d_out // n_pieces)
     product = _loops().PRODUCT[dtype]
-    product(n_threads, rows.data_ptr(), weight.data_ptr(), y.data_ptr(), rows.numel() // d_in, d_in, d_out, piece)
-    return y if bias is None else y + bias
+    has_bias = bias is not None
+    bias_at = bias.data_ptr() if bias is not None else 0
+    product(
+        n_threads,
+        *(rows.data_ptr(), weight.data_ptr(), bias_at, has_bias, y.data_ptr()),
+        *(rows.numel() // d_in, d_in, d_out, piece),
+    )
+    return y
 
 
 def rms_norm_applies(x: Tensor, weight: Tensor) -> bool:
@@ -102,6 +108,30 @@ def rotate(
     return y
 
 
+def add(x: Float[Tensor, "*axes D"], y: Float[Tensor, "*axes D"]) -> Float[Tensor, "*axes D"]:
+    """x + y."""
+    if x.numel() > 8 * x.shape[-1] or not readable(x, y) or not (x.is_contiguous() and y.is_contiguous()):
+        return x + y
+    z = torch.empty_like(x)
+    _loops().ADD[x.dtype](1, x.data_ptr(), y.data_ptr(), z.data_ptr(), x.numel())
+    return z
+
+
+def silu_gate_applies(gate: Tensor, up: Tensor) -> bool:
+    """One position a row."""
+    return gate.shape[1] == 1 and gate.stride(2) == up.stride(2) == 1 and readable(gate, up)
+
+
+def silu_gate(gate: Float[Tensor, "B 1 F"], up: Float[Tensor, "B 1 F"]) -> Float[Tensor, "B 1 F"]:
+    """silu(gate) · up, where silu(x) = x / (1 + e⁻ˣ); rounded once."""
+    n_rows, _, d = gate.shape
+    z = torch.empty((n_rows, 1, d), dtype=gate.dtype, device="cpu")
+    _loops().SILU_GATE[gate.dtype](
+        1, gate.data_ptr(), up.data_ptr(), z.data_ptr(), n_rows, d, gate.stride(0), up.stride(0)
+    )
+    return z
+
+
 def append_applies(new: Tensor, old: Tensor) -> bool:
     """One position a row."""
     return new.shape[2] == 1 and new.stride(3) == 1 and readable(new, old)
@@ -112,12 +142,12 @@ def append(
     v: Float[Tensor, "B K 1 Dh"],
     old_k: Float[Tensor, "B K N Dh"],
     old_v: Float[Tensor, "B K N Dh"],
-    slots: tuple[int, ...],
+    slots: Int[Tensor, " B"],
 ) -> None:
     """Write each row's new key and value into its slot of the buffers."""
     _loops().APPEND[k.dtype](
         1,
-        *(k.data_ptr(), v.data_ptr(), old_k.data_ptr(), old_v.data_ptr(), _table(slots).data_ptr()),
+        *(k.data_ptr(), v.data_ptr(), old_k.data_ptr(), old_v.data_ptr(), slots.data_ptr()),
         *(k.shape[0], k.shape[1], k.shape[3], *k.stride()[:2], *v.stride()[:2], *old_k.stride()[:2]),
     )
 
@@ -132,30 +162,21 @@ def attend(
     k: Float[Tensor, "B K S Dh"],
     v: Float[Tensor, "B K S Dh"],
     scale: float,
-    ranges: tuple[tuple[int, int], ...],
+    ranges: Int[Tensor, "B 2"],
 ) -> Float[Tensor, "B H 1 Dh"]:
     """softmax(scale · q·kᵀ) · v of one query a row, over the keys of its range (first, one past the last)."""
     n_rows, n_heads, _, d_head = q.shape
-    n_slots = k.shape[2]
-    z = torch.empty(n_rows, n_heads, 1, d_head, dtype=torch.float32, device="cpu")
-    scores = torch.empty(n_rows, n_heads, n_slots, dtype=torch.float32, device="cpu")
+    n_slots = max(k.shape[2], k.stride(1) // k.stride(2))  # of the whole buffer, so that it stays when S grows
+    z = torch.empty(n_rows, n_heads, 1, d_head, dtype=q.dtype, device="cpu")
+    room = torch.empty(n_rows * n_heads * (n_slots + d_head), dtype=torch.float32, device="cpu")  # for the softmax
     work = n_rows * n_heads * n_slots * d_head
     _loops().ATTEND[q.dtype](
         torch.get_num_threads() if work > SECOND_THREAD else 1,
-        *(q.data_ptr(), k.data_ptr(), v.data_ptr(), z.data_ptr(), scores.data_ptr(), _table(ranges).data_ptr()),
-        *(
-            _bits(scale),
-            n_rows,
-            n_heads,
-            k.shape[1],
-            d_head,
-            *q.stride()[:2],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            n_slots,
-        ),
+        *(q.data_ptr(), k.data_ptr(), v.data_ptr(), z.data_ptr(), room.data_ptr(), ranges.data_ptr()),
+        *(_bits(scale), n_rows, n_heads, k.shape[1], d_head, n_slots),
+        *(*q.stride()[:2], *k.stride()[:3], *v.stride()[:3]),
     )
-    return z if q.dtype is torch.float32 else z.to(q.dtype)
+    return z
 
 
 @functools.cache
@@ -163,7 +184,7 @@ def _loops() -> Any:
     """The compiled loops, imported when first needed; None where torch has no team of threads to run them."""
     try:
         return importlib.import_module("cutaway.nn.loops")
-    except (ImportError, OSError, AttributeError):
+    except (ImportError, OSError):
         return None
 
 
@@ -171,12 +192,6 @@ def _loops() -> Any:
 def _bits(x: float) -> int:
     """A real number as a whole one with the same bits."""
     return int(struct.unpack("q", struct.pack("d", x))[0])
-
-
-@functools.lru_cache(maxsize=16)
-def _table(numbers: tuple[Any, ...]) -> Tensor:
-    """All layers of a pass ask for the same few."""
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def _forget_loops() -> None:

@@ -1,101 +1,34 @@
-"""Plain loops, compiled by numba, run by the threads that torch already has.
+"""What a decoding step computes, as plain loops: see few_rows.py for who calls them, team.py for who runs them.
 
-torch's operations share one team of OpenMP threads; a second team would wait for the same cores. A loop is called by
-every thread of that team with the same arguments, all whole numbers: addresses, sizes, strides [numbers]. Number 0
-counts the pieces of work, which threads take as they come free. Importing this module imports numba; compiled loops
-are kept on disk, beside this file or in the user's cache.
+Importing this module imports numba.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import struct
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic, overload
+from numba import carray, njit, types
+from numba.extending import overload
 
-# A sum may be reordered, so that it is done in vectors; NaN and infinity stay what they are.
-FAST = {"contract", "reassoc", "nsz"}
+from cutaway.nn.team import FAST, Loop, loop, pointer, ticket
+
 ANY = 1 << 40  # the length of an array that is addressed by strides
 
-# What compilers make of "#pragma omp parallel", in whatever copy of OpenMP torch was linked with.
-_run_team = ctypes.CDLL(torch._C.__file__).GOMP_parallel
-_run_team.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint]
-_run_team.restype = None
-
-Loop = Callable[..., None]
-
-
-def loop(n_arguments: int) -> Callable[[Loop], Loop]:
-    """Turns a function of an array of whole numbers into one that a team of threads runs."""
-    return functools.partial(_loop, n_arguments=n_arguments)
-
-
-def _loop(body: Loop, n_arguments: int) -> Loop:
-    signature = types.void(types.CPointer(types.int64))
-    try:
-        compiled = cfunc(signature, cache=True, fastmath=FAST)(body)
-    except Exception:  # no folder to keep it in, or a damaged file there: numba names no common error for these
-        compiled = cfunc(signature, fastmath=FAST)(body)
-    address = compiled.address
-    call = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)
-    pack = struct.Struct(f"{1 + n_arguments}q").pack
-
-    def run(n_threads: int, *arguments: int) -> None:
-        slots = pack(0, *arguments)  # bytes of this call alone
-        if n_threads == 1:
-            call(slots)
-        else:
-            _run_team(address, slots, n_threads, 0)
-
-    run.compiled = compiled  # type: ignore[attr-defined]  # it owns the instructions
-    return run
-
-
-@intrinsic
-def ticket(typing_context: Any, arguments: Any) -> Any:
-    """The next piece of work, given to one thread only."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.atomic_rmw("add", values[0], context.get_constant(types.int64, 1), "monotonic")
-
-    return types.int64(types.CPointer(types.int64)), generate
-
-
-@intrinsic
-def _pointer(typing_context: Any, address: Any, number: Any) -> Any:
-    """An address as a pointer to numbers of one type."""
-    signature = types.CPointer(number.dtype)(types.int64, number)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
-
-    return signature, generate
-
-
 # --- numbers ------------------------------------------------------------------------------------------------
+# bf16 is a type numba does not know: each number is kept in 16 bits, the upper half of an fp32.
+
+FP32, BF16 = np.float32(0), np.uint16(0)  # the kinds, as values whose type says which
 
 
 @njit
-def fp32(address, shape):
-    """A tensor's memory as an array."""
-    return carray(_pointer(address, types.float32), shape)
-
-
-@njit
-def bf16(address, shape):
-    """The same for a type numba does not know: each number is the upper half of an fp32."""
-    return carray(_pointer(address, types.uint16), shape)
+def numbers(address, shape, kind):
+    """A tensor's memory as an array of one kind."""
+    return carray(pointer(address, kind), shape)
 
 
 @njit
 def real(bits):
-    """A real number that came as whole one."""
+    """A real number that came as a whole one."""
     return np.float32(np.int64(bits).view(np.float64))
 
 
@@ -111,7 +44,7 @@ def _number(x):
 
 
 def put(array, i, x):
-    """Round to the array's type, to nearest even, and write."""
+    """Round to the array's kind, to nearest even, and write."""
 
 
 @overload(put)
@@ -143,20 +76,22 @@ def exp(x):
     return series * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-# --- y = x Wᵀ -----------------------------------------------------------------------------------------------
+# --- y = x Wᵀ + b -------------------------------------------------------------------------------------------
 
 
 @njit(fastmath=FAST)
-def product(arguments, x, w, y, piece):
-    """y[row, o] = Σᵢ x[row, i] · w[o, i]: four rows of w side by side, each a stream that memory delivers ahead."""
-    d_out, d_in = w.shape
+def product(arguments, kind):
+    """y[row, o] = Σᵢ x[row, i] · w[o, i] + bias[o]: four rows of w at a time, each a stream memory delivers ahead."""
+    _, x_at, w_at, bias_at, has_bias, y_at, n_rows, d_in, d_out, piece = carray(arguments, 10)
+    x, w = numbers(x_at, (n_rows, d_in), kind), numbers(w_at, (d_out, d_in), kind)
+    bias, y = numbers(bias_at, d_out, kind), numbers(y_at, n_rows * d_out, kind)
     first = ticket(arguments) * piece
     while first < d_out:
         last = min(first + piece, d_out) - 1
         step = (last - first + 4) // 4
         for o in range(first, first + step):
             o1, o2, o3 = min(o + step, last), min(o + 2 * step, last), min(o + 3 * step, last)
-            for row in range(x.shape[0]):
+            for row in range(n_rows):
                 y0 = y1 = y2 = y3 = np.float32(0)
                 for i in range(d_in):
                     xi = number(x[row, i])
@@ -164,62 +99,47 @@ def product(arguments, x, w, y, piece):
                     y1 += number(w[o1, i]) * xi
                     y2 += number(w[o2, i]) * xi
                     y3 += number(w[o3, i]) * xi
-                put(y, row * d_out + o, y0)
-                put(y, row * d_out + o1, y1)
-                put(y, row * d_out + o2, y2)
-                put(y, row * d_out + o3, y3)
+                if has_bias:
+                    y0, y1 = y0 + number(bias[o]), y1 + number(bias[o1])
+                    y2, y3 = y2 + number(bias[o2]), y3 + number(bias[o3])
+                at = row * d_out
+                put(y, at + o, y0)
+                put(y, at + o1, y1)
+                put(y, at + o2, y2)
+                put(y, at + o3, y3)
         first = ticket(arguments) * piece
-
-
-@loop(7)
-def product_fp32(arguments):
-    _, x, w, y, n_rows, d_in, d_out, piece = carray(arguments, 8)
-    product(arguments, fp32(x, (n_rows, d_in)), fp32(w, (d_out, d_in)), fp32(y, n_rows * d_out), piece)
-
-
-@loop(7)
-def product_bf16(arguments):
-    _, x, w, y, n_rows, d_in, d_out, piece = carray(arguments, 8)
-    product(arguments, bf16(x, (n_rows, d_in)), bf16(w, (d_out, d_in)), bf16(y, n_rows * d_out), piece)
 
 
 # --- x / √(mean(x²) + eps) · (offset + weight) --------------------------------------------------------------
 
 
 @njit(fastmath=FAST)
-def rms_norm(x, weight, y, n_rows, d, eps, offset):
+def rms_norm(arguments, kind):
+    _, x_at, weight_at, y_at, n_rows, d, eps, offset = carray(arguments, 8)
+    x, y = numbers(x_at, n_rows * d, kind), numbers(y_at, n_rows * d, kind)
+    weight = numbers(weight_at, d, kind)
     for at in range(0, n_rows * d, d):
         squares = np.float32(0)
         for i in range(d):
             squares += number(x[at + i]) ** 2
-        scale = np.float32(1) / np.sqrt(squares / np.float32(d) + eps)
+        scale = np.float32(1) / np.sqrt(squares / np.float32(d) + real(eps))
         for i in range(d):
-            put(y, at + i, number(x[at + i]) * scale * (number(weight[i]) + offset))
+            put(y, at + i, number(x[at + i]) * scale * (number(weight[i]) + real(offset)))
 
 
-@loop(7)
-def rms_norm_fp32(arguments):
-    _, x, weight, y, n_rows, d, eps, offset = carray(arguments, 8)
-    rms_norm(fp32(x, n_rows * d), fp32(weight, d), fp32(y, n_rows * d), n_rows, d, real(eps), real(offset))
-
-
-@loop(7)
-def rms_norm_bf16(arguments):
-    _, x, weight, y, n_rows, d, eps, offset = carray(arguments, 8)
-    rms_norm(bf16(x, n_rows * d), bf16(weight, d), bf16(y, n_rows * d), n_rows, d, real(eps), real(offset))
-
-
-# --- x · cos + (x, its halves exchanged) · sin -----------------------------------------------------------------
+# --- x · cos + (x, its halves exchanged) · sin --------------------------------------------------------------
 
 
 @njit(fastmath=FAST)
-def rotate(x, y, cos, sin, sizes):
-    n_rows, n_heads, d, d_rotary, row_stride, head_stride, table_stride = sizes
+def rotate(arguments, kind):
+    (_, x_at, y_at, cos_at, sin_at, n_rows, n_heads, d, d_rotary, x_row, x_head, table_row) = carray(arguments, 12)
+    x, y = numbers(x_at, ANY, kind), numbers(y_at, ANY, kind)
+    cos, sin = numbers(cos_at, ANY, FP32), numbers(sin_at, ANY, FP32)
     half = d_rotary // 2
     for row in range(n_rows):
-        c, s = cos[row * table_stride :], sin[row * table_stride :]
+        c, s = cos[row * table_row :], sin[row * table_row :]
         for head in range(n_heads):
-            source, at = x[row * row_stride + head * head_stride :], (row * n_heads + head) * d
+            source, at = x[row * x_row + head * x_head :], (row * n_heads + head) * d
             for i in range(half):
                 low, high = number(source[i]), number(source[i + half])
                 put(y, at + i, low * c[i] + high * s[i])
@@ -228,26 +148,40 @@ def rotate(x, y, cos, sin, sizes):
                 y[at + i] = source[i]
 
 
-@loop(11)
-def rotate_fp32(arguments):
-    a = carray(arguments, 12)
-    sizes = (a[5], a[6], a[7], a[8], a[9], a[10], a[11])
-    rotate(fp32(a[1], ANY), fp32(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), sizes)
+# --- x + y and silu(gate) · up ------------------------------------------------------------------------------
 
 
-@loop(11)
-def rotate_bf16(arguments):
-    a = carray(arguments, 12)
-    sizes = (a[5], a[6], a[7], a[8], a[9], a[10], a[11])
-    rotate(bf16(a[1], ANY), bf16(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), sizes)
+@njit(fastmath=FAST)
+def add(arguments, kind):
+    _, x_at, y_at, z_at, n = carray(arguments, 5)
+    x, y, z = numbers(x_at, n, kind), numbers(y_at, n, kind), numbers(z_at, n, kind)
+    for i in range(n):
+        put(z, i, number(x[i]) + number(y[i]))
 
 
-# --- new keys and values behind the old ------------------------------------------------------------------------
+@njit(fastmath=FAST)
+def silu_gate(arguments, kind):
+    _, gate_at, up_at, z_at, n_rows, d, gate_row, up_row = carray(arguments, 8)
+    gate, up, z = numbers(gate_at, ANY, kind), numbers(up_at, ANY, kind), numbers(z_at, ANY, kind)
+    for row in range(n_rows):
+        gates, ups = gate[row * gate_row :], up[row * up_row :]
+        for i in range(d):
+            x = number(gates[i])
+            small = exp(-abs(x))  # exp takes no positive number
+            share = np.float32(1) / (np.float32(1) + small)
+            put(z, row * d + i, x * (share if x >= 0 else small * share) * number(ups[i]))
+
+
+# --- new keys and values behind the old ---------------------------------------------------------------------
 
 
 @njit
-def append(k, v, old_k, old_v, slots, sizes):
-    n_rows, n_heads, d, k_row, k_head, v_row, v_head, old_row, old_head = sizes
+def append(arguments, kind):
+    (_, k_at, v_at, old_k_at, old_v_at, slots_at, n_rows, n_heads, d) = carray(arguments, 9)
+    k_row, k_head, v_row, v_head, old_row, old_head = carray(arguments, 15)[9:]
+    k, v = numbers(k_at, ANY, kind), numbers(v_at, ANY, kind)
+    old_k, old_v = numbers(old_k_at, ANY, kind), numbers(old_v_at, ANY, kind)
+    slots = numbers(slots_at, n_rows, np.int64(0))
     for row in range(n_rows):
         for head in range(n_heads):
             at = row * old_row + head * old_head + slots[row] * d
@@ -256,49 +190,41 @@ def append(k, v, old_k, old_v, slots, sizes):
                 old_v[at + i] = v[row * v_row + head * v_head + i]
 
 
-@loop(14)
-def append_fp32(arguments):
-    a = carray(arguments, 15)
-    sizes = (a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14])
-    slots = carray(_pointer(a[5], types.int64), a[6])
-    append(fp32(a[1], ANY), fp32(a[2], ANY), fp32(a[3], ANY), fp32(a[4], ANY), slots, sizes)
-
-
-@loop(14)
-def append_bf16(arguments):
-    a = carray(arguments, 15)
-    sizes = (a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14])
-    slots = carray(_pointer(a[5], types.int64), a[6])
-    append(bf16(a[1], ANY), bf16(a[2], ANY), bf16(a[3], ANY), bf16(a[4], ANY), slots, sizes)
-
-
-# --- softmax(scale · q kᵀ) v, for one query a row -------------------------------------------------------------
+# --- softmax(scale · q kᵀ) v, for one query a row -----------------------------------------------------------
 
 
 @njit(fastmath=FAST)
-def attend(arguments, q, k, v, z, scores, sizes, ranges, scale):
-    """A piece of work is one query head of one row; `ranges` are the first key each row sees and one past its last."""
-    n_rows, n_heads, n_kv, d, q_row, q_head, k_row, k_head, k_key, v_row, v_head, v_key, n_slots = sizes
+def attend(arguments, kind):
+    """A piece of work is one query head of one row; `ranges` are the first key a row sees and one past its last."""
+    _, q_at, k_at, v_at, z_at, room_at, ranges_at, scale, n_rows, n_heads, n_kv, d, n_slots = carray(arguments, 13)
+    q_row, q_head, k_row, k_head, k_key, v_row, v_head, v_key = carray(arguments, 21)[13:]
+    q, k, v, z = (
+        numbers(q_at, ANY, kind),
+        numbers(k_at, ANY, kind),
+        numbers(v_at, ANY, kind),
+        numbers(z_at, ANY, kind),
+    )
+    room, ranges = numbers(room_at, ANY, FP32), numbers(ranges_at, 2 * n_rows, np.int64(0))
     piece = ticket(arguments)
     while piece < n_rows * n_heads:
         row, head = piece // n_heads, piece % n_heads
         kv = head // (n_heads // n_kv)
         first, stop = ranges[2 * row], ranges[2 * row + 1]
         query = q[row * q_row + head * q_head :]
-        pattern = scores[piece * n_slots :]
+        pattern = room[piece * (n_slots + d) :]
+        gathered = pattern[n_slots:]
         peak = np.float32(-np.inf)
         for s in range(first, stop):
             key = k[row * k_row + kv * k_head + s * k_key :]
             score = np.float32(0)
             for i in range(d):
                 score += number(query[i]) * number(key[i])
-            pattern[s] = score * scale
+            pattern[s] = score * real(scale)
             peak = max(peak, pattern[s])
         total = np.float32(0)
         for s in range(first, stop):
             pattern[s] = exp(pattern[s] - peak)
             total += pattern[s]
-        gathered = z[piece * d :]
         for i in range(d):
             gathered[i] = np.float32(0)
         for s in range(first, stop):
@@ -306,47 +232,89 @@ def attend(arguments, q, k, v, z, scores, sizes, ranges, scale):
             value = v[row * v_row + kv * v_head + s * v_key :]
             for i in range(d):
                 gathered[i] += weight * number(value[i])
+        for i in range(d):
+            put(z, piece * d + i, gathered[i])
         piece = ticket(arguments)
+
+
+# --- each for both kinds ------------------------------------------------------------------------------------
+# One line a loop and kind, because what is kept on disk is found by the place where it is written.
+
+
+@loop(9)
+def product_fp32(arguments):
+    product(arguments, FP32)
+
+
+@loop(9)
+def product_bf16(arguments):
+    product(arguments, BF16)
+
+
+@loop(7)
+def rms_norm_fp32(arguments):
+    rms_norm(arguments, FP32)
+
+
+@loop(7)
+def rms_norm_bf16(arguments):
+    rms_norm(arguments, BF16)
+
+
+@loop(11)
+def rotate_fp32(arguments):
+    rotate(arguments, FP32)
+
+
+@loop(11)
+def rotate_bf16(arguments):
+    rotate(arguments, BF16)
+
+
+@loop(4)
+def add_fp32(arguments):
+    add(arguments, FP32)
+
+
+@loop(4)
+def add_bf16(arguments):
+    add(arguments, BF16)
+
+
+@loop(7)
+def silu_gate_fp32(arguments):
+    silu_gate(arguments, FP32)
+
+
+@loop(7)
+def silu_gate_bf16(arguments):
+    silu_gate(arguments, BF16)
+
+
+@loop(14)
+def append_fp32(arguments):
+    append(arguments, FP32)
+
+
+@loop(14)
+def append_bf16(arguments):
+    append(arguments, BF16)
 
 
 @loop(20)
 def attend_fp32(arguments):
-    a = carray(arguments, 21)
-    ranges = carray(_pointer(a[6], types.int64), 2 * a[8])
-    sizes = (a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20])
-    attend(
-        arguments,
-        fp32(a[1], ANY),
-        fp32(a[2], ANY),
-        fp32(a[3], ANY),
-        fp32(a[4], ANY),
-        fp32(a[5], ANY),
-        sizes,
-        ranges,
-        real(a[7]),
-    )
+    attend(arguments, FP32)
 
 
 @loop(20)
 def attend_bf16(arguments):
-    a = carray(arguments, 21)
-    ranges = carray(_pointer(a[6], types.int64), 2 * a[8])
-    sizes = (a[8], a[9], a[10], a[11], a[12], a[13], a[14], a[15], a[16], a[17], a[18], a[19], a[20])
-    attend(
-        arguments,
-        bf16(a[1], ANY),
-        bf16(a[2], ANY),
-        bf16(a[3], ANY),
-        fp32(a[4], ANY),
-        fp32(a[5], ANY),
-        sizes,
-        ranges,
-        real(a[7]),
-    )
+    attend(arguments, BF16)
 
 
 PRODUCT: dict[torch.dtype, Loop] = {torch.float32: product_fp32, torch.bfloat16: product_bf16}
 RMS_NORM: dict[torch.dtype, Loop] = {torch.float32: rms_norm_fp32, torch.bfloat16: rms_norm_bf16}
 ROTATE: dict[torch.dtype, Loop] = {torch.float32: rotate_fp32, torch.bfloat16: rotate_bf16}
+ADD: dict[torch.dtype, Loop] = {torch.float32: add_fp32, torch.bfloat16: add_bf16}
+SILU_GATE: dict[torch.dtype, Loop] = {torch.float32: silu_gate_fp32, torch.bfloat16: silu_gate_bf16}
 APPEND: dict[torch.dtype, Loop] = {torch.float32: append_fp32, torch.bfloat16: append_bf16}
 ATTEND: dict[torch.dtype, Loop] = {torch.float32: attend_fp32, torch.bfloat16: attend_bf16}

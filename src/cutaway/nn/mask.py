@@ -41,9 +41,10 @@ class Mask:
         return slice(max(first, 0), max(self.starts) + queries.stop)
 
     @functools.cached_property
-    def ranges(self) -> tuple[tuple[int, int], ...]:
+    def ranges(self) -> Int[Tensor, "B 2"]:
         """For one query a row: the first key it sees, and one past its last."""
-        return tuple((max(n + 1 - self.window, 0) if self.window else 0, n + 1) for n in self.starts)
+        rows = [(max(n + 1 - self.window, 0) if self.window else 0, n + 1) for n in self.starts]
+        return torch.tensor(rows, dtype=torch.int64, device=self.device)
 
     def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 T S"] | None:
         """True where a query may look; one row for all texts if they start together, None if all is visible."""

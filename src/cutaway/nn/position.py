@@ -7,7 +7,7 @@ layers that share it, the rotation of q and k.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -30,11 +30,17 @@ from cutaway.config import (
 from cutaway.nn import few_rows
 from cutaway.nn.tap import Tap
 
-Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
+class Rotation:
+    """The turn of q and k at the positions of one pass."""
 
-def _stand_still(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return q, k
+    def __init__(self, *tables: Tensor) -> None:
+        self.tables = tables  # cos and sin, or none: standing still
+
+    def __call__(
+        self, q: Float[Tensor, "B H T Dh"], k: Float[Tensor, "B K T Dh"]
+    ) -> tuple[Float[Tensor, "B H T Dh"], Float[Tensor, "B K T Dh"]]:
+        return (_rotate(q, *self.tables), _rotate(k, *self.tables)) if self.tables else (q, k)
 
 
 class NoPosition(nn.Module):
@@ -49,8 +55,8 @@ class NoPosition(nn.Module):
     def embed(self, x: Float[Tensor, "B T D"], positions: Int[Tensor, "b T"], tap: Tap) -> Float[Tensor, "B T D"]:
         return x
 
-    def at(self, positions: Int[Tensor, "b T"], lengths: Sequence[int]) -> Rotate:
-        return _stand_still
+    def at(self, positions: Int[Tensor, "b T"], lengths: Sequence[int]) -> Rotation:
+        return Rotation()
 
 
 class LearnedPosition(NoPosition):
@@ -92,14 +98,14 @@ class Rotary(NoPosition):
             self.frequencies(n_before, cpu), self.frequencies(n_after, cpu)
         )
 
-    def at(self, positions: Int[Tensor, "b T"], lengths: Sequence[int]) -> Rotate:
+    def at(self, positions: Int[Tensor, "b T"], lengths: Sequence[int]) -> Rotation:
         """The rotation of q and k [B, heads, T, Dh] that stand at `positions`, in texts `lengths` long."""
         per_row = lengths if self.depends_on_length else lengths[:1]
         inverse = torch.stack([self.frequencies(n, positions.device) for n in per_row])
         angles = positions[:, None, :, None].float() * inverse[:, None, None, :]
         cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
         cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return lambda q, k: (_rotate(q, cos, sin), _rotate(k, cos, sin))
+        return Rotation(cos, sin)
 
 
 def _rotate(
