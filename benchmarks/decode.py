@@ -46,5 +46,5 @@ def compare(dtype: torch.dtype) -> None:
         f"  {str(dtype).removeprefix('torch.'):9}"
         f"cutaway {N_TOKENS / median(fast):6.1f} tokens/s   transformers {N_TOKENS / median(slow):6.1f}   "
         f"ratio {machine.median_ratio(slow, fast):5.2f}   "
-        f"{machine.median_ratio(at_limit, fast):4.0%} of the memory-bandwidth limit ({median(bandwidth) / 1e9:.1f} GB/s)"
+        f"{machine.median_ratio(at_limit, fast):4.0%} of the memory's limit ({median(bandwidth) / 1e9:.1f} GB/s)"
     )

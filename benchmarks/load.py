@@ -7,16 +7,17 @@ import subprocess
 import sys
 
 CODE = """
-import resource, sys, time
+import sys, time
+from benchmarks.machine import resident
 start = time.perf_counter()
 import torch, cutaway
 imported = time.perf_counter() - start
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+base = resident("VmRSS")
 model = cutaway.load("smollm2", dtype=sys.argv[1])
 ready = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
+peak = resident("VmHWM") - base
 size = sum(p.nbytes for p in model.network.parameters())
-print(imported, ready, 1024 * peak / size)
+print(imported, ready, peak / size)
 """
 
 

@@ -52,12 +52,13 @@ def median_ratio(above: list[float], below: list[float]) -> float:
 def peak_memory(work: Callable[[], object]) -> int:
     """How far resident memory rises above its start during one call [B]; Linux only."""
     Path("/proc/self/clear_refs").write_text("5")  # forget the old peak
-    before = _status("VmRSS")
+    before = resident("VmRSS")
     work()
-    return _status("VmHWM") - before
+    return resident("VmHWM") - before
 
 
-def _status(field: str) -> int:
+def resident(field: str) -> int:
+    """Resident memory of this process [B]: VmRSS now, VmHWM at its highest."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
