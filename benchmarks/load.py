@@ -8,16 +8,17 @@ import sys
 
 CODE = """
 import sys, time
-from benchmarks.machine import resident
 start = time.perf_counter()
-import torch, cutaway
+import torch, cutaway.language_model
 imported = time.perf_counter() - start
+from benchmarks.machine import resident
 base = resident("VmRSS")
+start = time.perf_counter()
 model = cutaway.load("smollm2", dtype=sys.argv[1])
-ready = time.perf_counter() - start
-peak = resident("VmHWM") - base
+loaded = time.perf_counter() - start
+peak, after = resident("VmHWM") - base, resident("VmRSS") - base
 size = sum(p.nbytes for p in model.network.parameters())
-print(imported, ready, peak / size)
+print(imported, loaded, peak / size, peak / after)
 """
 
 
@@ -26,8 +27,11 @@ def main() -> None:
     print("load: SmolLM2-135M from its Q4_1 file, a new process each time")
     for dtype in ("float32", "bfloat16"):
         runs = [_run(dtype) for _ in range(5)]
-        imported, ready, share = (statistics.median(column) for column in zip(*runs, strict=True))
-        print(f"  {dtype:9} ready in {ready:4.2f} s (imports {imported:4.2f} s)   peak {share:4.2f} × the weights")
+        imported, loaded, share, final = (statistics.median(column) for column in zip(*runs, strict=True))
+        print(
+            f"  {dtype:9} ready in {imported + loaded:4.2f} s (imports {imported:4.2f}, load {loaded:4.2f})   "
+            f"peak memory {share:4.2f} × the weights, {final:4.2f} × what stays (the tokenizer included)"
+        )
     print()
 
 

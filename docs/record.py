@@ -74,7 +74,8 @@ def main() -> None:
         session = Text.assemble((f"$ {command}\n", "bold"), Text.from_ansi(printed.rstrip()))
         session.highlight_regex(" +", Style(meta={"drawn": False}))  # each word has a place of its own, in any font
         console.print(Padding(session, (0, 2, 1, 2)))
-    PICTURE.write_text(console.export_svg(theme=THEME, code_format=DRAWING, unique_id="session"), encoding="utf-8")
+    drawn = console.export_svg(theme=THEME, code_format=DRAWING, font_aspect_ratio=0.602, unique_id="session")
+    PICTURE.write_text(drawn, encoding="utf-8")
 
 
 def printed_by(command: str) -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import cutaway
 from cutaway.config import RMSNormConfig
 from cutaway.nn import few_rows
 from cutaway.nn.cache import LayerCache
@@ -383,86 +378,3 @@ def test_leaves_everything_to_torch_where_the_loops_cannot_be_had(monkeypatch: p
         assert not any(applies(*arguments) for applies, arguments in FITTING.items())
     finally:
         few_rows._loops.cache_clear()
-
-
-# --- processes, and what is kept on disk ----------------------------------------------------------------------
-
-
-FORK = """
-import os, sys, torch
-from cutaway.nn import few_rows, linear
-assert "numba" not in sys.modules
-torch.set_num_threads(2)
-torch.set_grad_enabled(False)
-layer, x = linear.Linear(64, 64, bias=False), torch.ones(1, 64)
-layer.weight.fill_(1)
-assert few_rows.linear_applies(x, layer.weight) and (layer(x) == 64).all()
-child = os.fork()
-right = bool((layer(x) == 64).all())
-if child == 0:
-    os._exit(0 if right and not few_rows.linear_applies(x, layer.weight) else 3)
-assert right and few_rows.linear_applies(x, layer.weight)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
-    """It computes by torch's operations; the parent goes on as before. Nothing loads numba before the first row."""
-    environment = os.environ | {"PYTHONPATH": str(Path(cutaway.__file__).parents[1])}
-    subprocess.run([sys.executable, "-c", FORK], env=environment, timeout=120, check=True)
-
-
-DOUBLE = """
-from numba import carray
-from cutaway.nn import loops
-
-@loops.loop(1)
-def double(arguments):
-    x = loops.numbers(carray(arguments, 2)[1], 1, loops.FP32)
-    x[0] += x[0]
-"""
-
-
-@pytest.fixture
-def doubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """A module with one small loop: each call imports it anew, runs it, and says whether a kept one was found."""
-    monkeypatch.setattr("numba.core.config.CACHE_DIR", "")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    path = tmp_path / "package" / "small.py"
-    path.parent.mkdir()
-    path.write_text(DOUBLE)
-
-    def load() -> int:
-        spec = importlib.util.spec_from_file_location("small", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        x = torch.tensor([21.0])
-        module.double(1, x.data_ptr())
-        assert x.tolist() == [42.0]
-        return module.double._compiled.cache_hits
-
-    return load
-
-
-@pytest.mark.parametrize("n_kept", [0, 0.5, 0.99])
-@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
-def test_a_damaged_loop_is_compiled_again(
-    suffix: str, n_kept: float, doubled: Callable[[], int], tmp_path: Path
-) -> None:
-    assert [doubled(), doubled()] == [0, 1]
-    (kept,) = tmp_path.rglob(f"*.{suffix}")
-    kept.write_bytes(kept.read_bytes()[: int(n_kept * kept.stat().st_size)])
-    assert doubled() == 0
-
-
-def test_a_package_nobody_may_write_to(
-    doubled: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Loops are kept in the user's cache, or nowhere if there is none. A file stands where a folder would be."""
-    for path in (tmp_path / "package" / "__pycache__", tmp_path / "nobody"):
-        path.touch()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert [doubled(), doubled()] == [0, 1]
-    assert list((tmp_path / "home").rglob("*.nbi"))
-    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
-    assert [doubled(), doubled()] == [0, 0]

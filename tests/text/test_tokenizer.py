@@ -303,3 +303,13 @@ def test_words_without_a_decoder_are_set_apart():
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = Tokenizer(words, bos_id=None, eos_ids=frozenset(), add_bos=False)
     assert tokenizer.decode(tokenizer.encode("a b  b")) == "a b b"
+
+
+def test_a_byte_without_a_token_is_refused_not_dropped() -> None:
+    """A vocabulary with holes (SmolLM2 lacks eight bytes): the library drops them silently."""
+    backend = Backend(models.BPE({"a": 0, "b": 1}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = Tokenizer(backend, bos_id=None, eos_ids=frozenset(), add_bos=False)
+    assert tokenizer.encode("ab") == [0, 1]
+    with pytest.raises(TokenizerError, match="0x04"):
+        tokenizer.encode("a\x04b")

@@ -24,6 +24,7 @@ from cutaway.config import (
     ModelConfig,
     NoPositionConfig,
     PositionConfig,
+    RopeScaling,
     RotaryConfig,
     YarnScaling,
 )
@@ -78,7 +79,7 @@ class Rotary(NoPosition):
         super().__init__()
         self.config = config
         self.d_rotary = config.d_rotary or d_head
-        self.depends_on_length = isinstance(config.scaling, DynamicScaling | LongRopeScaling)
+        self.depends_on_length = _depends_on_length(config.scaling)
         self.amplitude = getattr(config.scaling, "attention_factor", 1.0)
         self._known: dict[tuple[int, torch.device], Tensor] = {}
 
@@ -106,6 +107,12 @@ class Rotary(NoPosition):
         cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
         cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return Rotation(cos, sin)
+
+
+def _depends_on_length(scaling: RopeScaling | None) -> bool:
+    if isinstance(scaling, LongRopeScaling):
+        return scaling.short_factor != scaling.long_factor
+    return isinstance(scaling, DynamicScaling)
 
 
 def _rotate(

@@ -108,6 +108,9 @@ class Tokenizer:
         self.d_vocab = last_id + 1
         self.rule = PieceRule.of(backend)
         self.added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        # The library leaves such bytes out without a word.
+        whole = self.rule.byte_level and getattr(backend.model, "unk_token", None) is None
+        self._unwritable = {b for c, b in BYTE_OF_CHARACTER.items() if c not in vocabulary} if whole else set()
 
         named = {bos_id, pad_id} | self.eos_ids
         self.special_ids = frozenset(i for i, token in self.added.items() if token.special or i in named)
@@ -210,6 +213,10 @@ class Tokenizer:
         return self._control.sub(lambda name: self._alias[name[0]], text)
 
     def _encode(self, text: str, shown: str) -> list[int]:
+        if self._unwritable and (lost := self._unwritable.intersection(shown.encode("utf-8", "replace"))):
+            raise TokenizerError(
+                f"cannot encode {shown[:40]!r}: the vocabulary has no token for byte 0x{min(lost):02X}; leave it out"
+            )
         # No alias may show up in an error: who knows it can write control tokens.
         with rust_errors(TokenizerError, f"cannot encode {shown[:40]!r}"):
             ids = self.backend.encode(_well_formed(text), add_special_tokens=False).ids
