@@ -213,16 +213,18 @@ class Tokenizer:
         return self._control.sub(lambda name: self._alias[name[0]], text)
 
     def _encode(self, text: str, shown: str) -> list[int]:
-        if self._unwritable and (lost := self._unwritable.intersection(shown.encode("utf-8", "replace"))):
-            raise TokenizerError(
-                f"cannot encode {shown[:40]!r}: the vocabulary has no token for byte 0x{min(lost):02X}; leave it out"
-            )
         # No alias may show up in an error: who knows it can write control tokens.
         with rust_errors(TokenizerError, f"cannot encode {shown[:40]!r}"):
             ids = self.backend.encode(_well_formed(text), add_special_tokens=False).ids
-        if self._substitutes.keys().isdisjoint(ids):
-            return ids
-        return [new for i in ids for new in self._substitutes.get(i, (i,))]
+        if not self._substitutes.keys().isdisjoint(ids):
+            ids = [new for i in ids for new in self._substitutes.get(i, (i,))]
+        lost = self._unwritable.intersection(shown.encode("utf-8", "replace"))
+        lost -= set(b"".join(map(self.token_bytes, ids))) if lost else set()  # a control token's name may hold them
+        if lost:
+            raise TokenizerError(
+                f"cannot encode {shown[:40]!r}: the vocabulary has no token for byte 0x{min(lost):02X}; leave it out"
+            )
+        return ids
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[int]:
         """The ids of a conversation, by the model's chat template.
