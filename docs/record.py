@@ -83,9 +83,7 @@ def printed_by(command: str) -> str:
     reader, terminal = pty.openpty()
     environment = os.environ | {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     argv = [sys.executable, "-m", *shlex.split(command)]
-    process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, env=environment
-    )
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, env=environment)
     os.close(terminal)
     printed = b""
     while chunk := _read(reader):

@@ -76,7 +76,7 @@ def operations(x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     return {
         "linear": (few_rows.linear(x, weight, None), F.linear(X, W)),
         "rms_norm": (few_rows.rms_norm(x, gain, 1e-5, 0.0), F.rms_norm(X, (d,), g, 1e-5)),
-        "rms_norm, offset": (few_rows.rms_norm(x, gain, 1e-5, 1.0), F.rms_norm(X, (d,), 1 + g, 1e-5)),
+        "rms_norm, offset": (few_rows.rms_norm(x, gain, 0.5, 1.0), F.rms_norm(X, (d,), 1 + g, 0.5)),
         "rotate": (few_rows.rotate(q, cos, sin), _rotate(Q, cos.double(), sin.double())),
         "silu_gate": (few_rows.silu_gate(x, other), F.silu(X) * g),
         "add": (few_rows.add(x, other), X + g),
