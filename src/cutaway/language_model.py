@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,9 +147,8 @@ class LanguageModel:
             GenerationError: an option out of its range.
             ContextError: a prompt longer than the context.
         """
-        for _, piece in self.run([prompt], **options):
-            if piece.text:
-                yield piece.text
+        pieces = self.run([prompt], **options)  # checked here and now, not at the first piece
+        return (piece.text for _, piece in pieces if piece.text)
 
     def _run(self, prompts: list[Prompt], **options: Any) -> list[Output]:
         generations = self.generations(prompts, **options)
@@ -172,7 +172,7 @@ class LanguageModel:
         top_p: float | None = None,
         min_p: float | None = None,
         repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         seed: int | None = None,
         cache: bool = True,
         logprobs: int = 0,
@@ -190,7 +190,7 @@ class LanguageModel:
             min_p=min_p,
             repetition_penalty=repetition_penalty,
         )
-        stops = StopStrings(stop)
+        stops = StopStrings(stop or ())
         return [
             Generation(
                 Request(
@@ -216,7 +216,7 @@ class LanguageModel:
         Raises:
             GenerationError: an empty prompt for a model without BOS.
         """
-        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        ids = self.encode(prompt) if isinstance(prompt, str) else [operator.index(token) for token in prompt]
         if not ids:
             if self.tokenizer.bos_id is None:
                 raise GenerationError("the prompt is empty and this model has no begin token: give it some text")

@@ -115,6 +115,67 @@ def test_what_a_step_returned_stays_when_the_next_one_runs() -> None:
     assert torch.equal(first, kept)
 
 
+def test_the_public_face_runs_on_the_tape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called with gradients on, as a user does."""
+    from cutaway.checkpoint.load import LoadReport
+    from cutaway.language_model import LanguageModel
+    from cutaway.text.ids import IdTokenizer
+
+    ran: list[int] = []
+    original = Tape.run
+    monkeypatch.setattr(Tape, "run", lambda tape: ran.append(1) or original(tape))
+    network = random_network(OURS["grouped"])
+    report = LoadReport(family="llama", source="test", stored="float32")
+    model = LanguageModel(network, IdTokenizer(network.config.d_vocab), report, frozenset())
+    assert torch.is_grad_enabled()
+    recorded = model.generate([1, 2, 3], max_tokens=20, temperature=0)
+    assert len(ran) == 18  # all but the prompt's pass and the recorded one
+    assert recorded.tokens == model.generate([1, 2, 3], max_tokens=20, temperature=0, cache=False).tokens
+
+
+@pytest.mark.usefixtures("inference")
+def test_a_network_with_hooks_is_not_recorded() -> None:
+    network = random_network(OURS["grouped"])
+    seen: list[int] = []
+    network.blocks[1].register_forward_hook(lambda *_: seen.append(1))
+    tokens = random_tokens(1, 10)
+    _, step = start(network, tokens, [4])
+    seen.clear()
+    for i in range(4, 8):
+        step.scores(tokens[:, i : i + 1])
+    assert len(seen) == 4
+
+
+@pytest.mark.usefixtures("inference")
+def test_weights_replaced_on_the_way_never_make_garbage() -> None:
+    """The tape keeps what it reads alive: the text goes on with the weights it began with."""
+    network = random_network(OURS["grouped"])
+    other = random_network(OURS["grouped"], seed=1)
+    tokens = random_tokens(1, 12)
+    expected = network(tokens)[0]
+    _, step = start(network, tokens, [4])
+    step.scores(tokens[:, 4:5])
+    before = {name: p.clone() for name, p in network.named_parameters()}
+    network.load_state_dict(other.state_dict(), assign=True)
+    assert any(not torch.equal(p, before[name]) for name, p in network.named_parameters())
+    assert torch.isfinite(step.scores(tokens[:, 5:6])).all()
+    assert expected.isfinite().all()
+
+
+@pytest.mark.usefixtures("inference")
+def test_who_counts_operations_sees_them_all() -> None:
+    """Under a mode that follows torch's operations the loops stand back."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    network = random_network(OURS["grouped"])
+    tokens = random_tokens(1, 10)
+    _, step = start(network, tokens, [4])
+    step.scores(tokens[:, 4:5])
+    with FlopCounterMode(display=False) as counter:
+        step.scores(tokens[:, 5:6])
+    assert counter.get_total_flops() > 0
+
+
 def test_a_pass_that_computes_with_torch_is_no_tape() -> None:
     """The record must never leave out a part of the step."""
     x = torch.ones(1, 1, 4)

@@ -202,8 +202,8 @@ def test_bf16_is_rounded_to_nearest_even(lower_half: int) -> None:
 
 @DTYPES
 def test_append(dtype: torch.dtype) -> None:
-    """Each row into its own slot, and into no other."""
-    k, v = (random(3, 1, 15, 7, dtype=dtype, seed=n).transpose(1, 2)[:, n : n + 4] for n in (1, 9))
+    """Each row into its own slot, and into no other. Two kinds of view."""
+    k, v = random(3, 1, 9, 7, dtype=dtype).transpose(1, 2)[:, 3:7], random(3, 4, 1, 10, dtype=dtype, seed=1)[..., 2:9]
     mine, expected = random(2, 3, 4, 11, 7, dtype=dtype), random(2, 3, 4, 11, 7, dtype=dtype)
     assert few_rows.append_applies(k, mine[0])
     few_rows.append(k, v, mine[0], mine[1], ints(0, 10, 5))
@@ -302,6 +302,7 @@ def test_leaves_to_torch_what_loops_cannot_read(applies: Callable[..., bool]) ->
         if applies is not few_rows.rotate_applies:
             assert not applies(first, change(second), *rest)
     assert not applies(first, second.bfloat16(), *rest)
+    assert not rest or not applies(first, second, *(t.bfloat16() for t in rest))
 
 
 def test_leaves_other_shapes_to_torch() -> None:
@@ -312,7 +313,9 @@ def test_leaves_other_shapes_to_torch() -> None:
         (few_rows.linear_applies, random(1, 6), random(6, 4).T),
         (few_rows.rms_norm_applies, random(9, 6), random(6)),
         (few_rows.rms_norm_applies, random(6, 2).T, random(6)),
+        (few_rows.rotate_applies, random(1, 2, 2, 4), random(1, 1, 2, 4)),
         (few_rows.rotate_applies, random(1, 2, 1, 8)[..., ::2], random(1, 1, 1, 4)),
+        (few_rows.append_applies, random(1, 2, 2, 4), random(1, 2, 9, 4)),
         (few_rows.append_applies, random(1, 2, 1, 8)[..., ::2], random(1, 2, 9, 4)),
         (few_rows.attend_applies, random(1, 2, 2, 4), *random(2, 1, 2, 9, 4)),
         (few_rows.attend_applies, random(1, 2, 1, 4), *random(2, 1, 2, 4, 9).mT),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.config import CausalMaskConfig, WindowMaskConfig
-from cutaway.nn.kernel import CHUNK, CappedFused, Fused, Reference, build_kernels, soft_cap
+from cutaway.nn.kernel import CHUNK, Chunked, Fused, Reference, build_kernels, soft_cap
 from cutaway.nn.mask import Mask, build_mask
 from cutaway.nn.tap import IDLE, Tap
 from support.tiny import distance
@@ -71,7 +71,7 @@ def test_the_attention_cap_comes_before_the_mask() -> None:
 def test_capped_scores_never_take_the_fused_kernel() -> None:
     """C9: torch's fused attention knows no cap."""
     assert isinstance(build_kernels(1.0, None)[0], Fused)
-    assert isinstance(build_kernels(1.0, 50.0)[0], CappedFused)
+    assert isinstance(build_kernels(1.0, 50.0)[0], Chunked)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_window_counts_the_token_itself(n_cached: int, rows: list[str]) -> N
     found = ["".join(str(int(x > 0)) for x in row) for row in keep.kept["attn.pattern"][0, 0]]
     assert found == rows
     assert distance(Fused(0.5)(q, k, v, mask, IDLE), reference) <= 1e-6
-    assert distance(CappedFused(0.5, 9.0)(q, k, v, mask, IDLE), Reference(0.5, 9.0)(q, k, v, mask, IDLE)) <= 1e-6
+    assert distance(Chunked(0.5, 9.0)(q, k, v, mask, IDLE), Reference(0.5, 9.0)(q, k, v, mask, IDLE)) <= 1e-6
 
 
 @pytest.mark.parametrize("masked", ["window", "past"])

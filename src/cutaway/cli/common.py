@@ -92,8 +92,11 @@ def open_model(name: str, dtype: str | None, device: str | None) -> LanguageMode
     path = resolve(name)  # before the spinner: a download shows its own progress
     with waiting(f"loading {name}"):
         from cutaway.language_model import load
+        from cutaway.nn import few_rows
 
         model = load(path, dtype=dtype, device=device)
+        if model.device.type == "cpu":
+            few_rows.prepare(model.dtype)  # the very first time this compiles for some seconds
     for note in model.report.notes:
         tell("note", note)
     return model

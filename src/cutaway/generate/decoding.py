@@ -20,6 +20,8 @@ from cutaway.generate.stopping import FinishReason, StopMatcher, StopStrings
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
 
+FIRST_ROOM = 512  # new tokens that the cache has room for before it grows
+
 
 @runtime_checkable
 class Text(Protocol):
@@ -99,7 +101,7 @@ def decode(
 ) -> Iterator[tuple[Generation, Piece]]:
     """Run passes until every text is finished; each pass gives every unfinished text one token."""
     live = [g for g in generations if g.finish_reason is None]
-    memory = _Memory(network, len(live)) if use_cache and live else None
+    memory = _Memory(network, live) if use_cache and live else None
     while live:
         with torch.inference_mode():
             scores = memory.next_scores(live) if memory else next_scores(network, [g.tokens for g in live])
@@ -130,9 +132,12 @@ def padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor
 class _Memory:
     """The cache of a running batch, thrown away where a text outgrows the rotation its keys were cached under."""
 
-    def __init__(self, network: Transformer, n_rows: int) -> None:
+    def __init__(self, network: Transformer, live: Sequence[Generation]) -> None:
         self.network = network
-        self._start(n_rows)
+        wanted = max(len(g.tokens) + g.request.max_tokens for g in live)
+        longest = max(len(g.tokens) for g in live)
+        self.n_slots = min(wanted, longest + FIRST_ROOM, network.config.n_ctx)
+        self._start(len(live))
 
     def next_scores(self, live: Sequence[Generation]) -> Tensor:
         grown = [(n, len(g.tokens)) for n, g in zip(self.cache.lengths, live, strict=True)]
@@ -149,5 +154,5 @@ class _Memory:
         self.step = Step(self.network, self.cache)
 
     def _start(self, n_rows: int) -> None:
-        self.cache = Cache(self.network.config, n_rows, self.network.embed.weight)
+        self.cache = Cache(self.network.config, n_rows, self.network.embed.weight, self.n_slots)
         self.step = Step(self.network, self.cache)

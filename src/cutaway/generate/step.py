@@ -13,12 +13,17 @@ from cutaway.nn.tape import Tape
 
 
 class Step:
-    """The scores after one more token a row. A tape holds while rows, buffers and threads stay what they were."""
+    """The scores after one more token a row.
+
+    A tape holds while rows, buffers and threads stay what they were. Hooks and weights are those of the beginning:
+    a network with hooks is not recorded, and weights replaced while a text runs are read from its next text on.
+    """
 
     def __init__(self, network: Transformer, cache: Cache) -> None:
         self.network = network
         self.cache = cache
-        self._records = few_rows.readable(network.embed.weight, network.embed.weight)
+        self._records = not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+        self._weights = [parameter.detach() for parameter in network.parameters()]  # the tape holds their addresses
         self._tape: Tape | None = None
         self._key: tuple[int, ...] = ()
         self._inputs: list[Tensor] = []
@@ -29,7 +34,8 @@ class Step:
         n_new = [1] * len(tokens)
         self.cache.prepare(1)
         x, shared = self.network.enter(tokens, self.cache, n_new)
-        logits = self._again(x, shared) if self._records else self._forward(x, shared)
+        records = self._records and few_rows.readable(x, self.network.embed.weight)
+        logits = self._again(x, shared) if records else self._forward(x, shared)
         self.cache.advance(n_new)
         return logits[:, 0]
 

@@ -22,7 +22,7 @@ class Block(nn.Module):
     """x + attention(norm(x)), then that + feedforward(norm(that)).
 
     Where the config has no norm at a place, the value passes as it is. In a parallel block the feed-forward reads
-    what attention read, the block's own input.
+    the block's own input, through its own norm.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:

@@ -71,9 +71,11 @@ class Cache:
     def __init__(self, config: ModelConfig, n_rows: int, like: Tensor, n_slots: int = 0) -> None:
         """Buffers of the type and place of `like` with room for `n_slots` tokens a row."""
         self.lengths = [0] * n_rows
-        self.slots = torch.zeros(n_rows, dtype=torch.int64)  # where each row's next token goes, for the loops
+        self.slots = torch.zeros(
+            n_rows, dtype=torch.int64, device="cpu"
+        )  # where each row's next token goes, for the loops
         shape = (n_rows, config.n_kv_heads, n_slots, config.d_head)
-        self.layers = [LayerCache(self, like.new_empty(shape), like.new_empty(shape)) for _ in range(config.n_layers)]
+        self.layers = [LayerCache(self, like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.n_layers)]
 
     @property
     def n_slots(self) -> int:
@@ -89,7 +91,7 @@ class Cache:
 
     def prepare(self, n_new: int) -> None:
         """Make room for `n_new` more tokens a row."""
-        self.slots = torch.tensor(self.lengths, dtype=torch.int64)
+        self.slots = torch.tensor(self.lengths, dtype=torch.int64, device="cpu")
         needed = max(self.lengths) + n_new
         if needed > self.n_slots:
             n_more = max(needed, 2 * self.n_slots) - self.n_slots

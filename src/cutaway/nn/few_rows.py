@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 MAX_ROWS = {torch.float32: 8, torch.bfloat16: 4}  # beyond these torch's product, which computes more per byte, wins
 PLAIN = (Tensor, nn.Parameter)
+FEW = 1 << 16  # numbers up to which a norm, a sum … is worth more in one call than in several threads
 PIECE = 4 << 20  # what a thread takes of a matrix at a time [B]: long streams, yet a slower core can take fewer
 SECOND_THREAD = 1 << 16  # products of numbers from which a second thread pays
 
@@ -35,17 +36,27 @@ def readable(a: Tensor, b: Tensor) -> bool:
         and type(a) in PLAIN
         and type(b) in PLAIN
         and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and not _watched()
         and _loops() is not None
     )
 
 
-def linear_applies(x: Tensor, weight: Tensor) -> bool:
+def _watched() -> bool:
+    """Whether somebody follows torch's operations, who would not see the loops."""
+    depth = torch._C._len_torch_dispatch_stack()
+    return depth > 0 and not (depth == 1 and hasattr(torch._C._get_dispatch_stack_at(0), "takes_loops"))
+
+
+def linear_applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Few rows, whose width is the weight's."""
     return (
         x.numel() <= MAX_ROWS.get(x.dtype, 0) * x.shape[-1]
         and readable(x, weight)
         and x.shape[-1] == weight.shape[1]
         and weight.is_contiguous()
+        and (bias is None or (bias.dtype is weight.dtype and bias.is_cpu and bias.is_contiguous()))
     )
 
 
@@ -73,7 +84,7 @@ def linear(
 
 def rms_norm_applies(x: Tensor, weight: Tensor) -> bool:
     """Few rows, in one piece of memory."""
-    return x.numel() <= 8 * x.shape[-1] and readable(x, weight) and x.is_contiguous()
+    return x.numel() <= FEW and readable(x, weight) and x.shape[-1] == weight.numel() and x.is_contiguous()
 
 
 def rms_norm(
@@ -110,7 +121,8 @@ def rotate(
 
 def add(x: Float[Tensor, "*axes D"], y: Float[Tensor, "*axes D"]) -> Float[Tensor, "*axes D"]:
     """x + y."""
-    if x.numel() > 8 * x.shape[-1] or not readable(x, y) or not (x.is_contiguous() and y.is_contiguous()):
+    few = x.numel() <= FEW and x.shape == y.shape and readable(x, y)
+    if not (few and x.is_contiguous() and y.is_contiguous()):
         return x + y
     z = torch.empty_like(x)
     _loops().ADD[x.dtype](1, x.data_ptr(), y.data_ptr(), z.data_ptr(), x.numel())
@@ -119,7 +131,7 @@ def add(x: Float[Tensor, "*axes D"], y: Float[Tensor, "*axes D"]) -> Float[Tenso
 
 def silu_gate_applies(gate: Tensor, up: Tensor) -> bool:
     """One position a row."""
-    return gate.shape[1] == 1 and gate.stride(2) == up.stride(2) == 1 and readable(gate, up)
+    return gate.shape[1] == 1 and gate.shape == up.shape and gate.stride(2) == up.stride(2) == 1 and readable(gate, up)
 
 
 def silu_gate(gate: Float[Tensor, "B 1 F"], up: Float[Tensor, "B 1 F"]) -> Float[Tensor, "B 1 F"]:
@@ -134,7 +146,7 @@ def silu_gate(gate: Float[Tensor, "B 1 F"], up: Float[Tensor, "B 1 F"]) -> Float
 
 def append_applies(new: Tensor, old: Tensor) -> bool:
     """One position a row."""
-    return new.shape[2] == 1 and new.stride(3) == 1 and readable(new, old)
+    return new.shape[2] == 1 and new.shape[:2] == old.shape[:2] and new.stride(3) == 1 and readable(new, old)
 
 
 def append(
@@ -177,6 +189,12 @@ def attend(
         *(*q.stride()[:2], *k.stride()[:3], *v.stride()[:3]),
     )
     return z
+
+
+def prepare(dtype: torch.dtype) -> None:
+    """Compile the loops now, or fetch them from where they are kept, rather than at the first token."""
+    if dtype in MAX_ROWS and (compiled := _loops()) is not None:
+        compiled.compile_all(dtype)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cutaway.nn import few_rows
 from cutaway.nn.mask import Mask
-from cutaway.nn.tap import Tap
+from cutaway.nn.tap import IDLE, Tap
 
 Heads = Float[Tensor, "B H T Dh"]
 Keys = Float[Tensor, "B K S Dh"]
@@ -68,30 +68,30 @@ class Fused:
             return few_rows.attend(q, k, v, self.scale, mask.ranges)
         if mask.is_triangle:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
-        return in_chunks(self.attend, q, k, v, mask, tap)
+        return in_chunks(self.attend, q, k, v, mask)
 
     def attend(self, q: Heads, k: Keys, v: Keys, mask: Mask, queries: slice, keys: slice, tap: Tap) -> Heads:
         visible = mask.visible(queries, keys)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale, enable_gqa=True)
 
 
-class CappedFused(Reference):
+class Chunked(Reference):
     """The formula on a few queries at a time, for soft-capped scores, which torch's fused attention does not know."""
 
     def __call__(self, q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads:
-        return in_chunks(self.attend, q, k, v, mask, tap)
+        return in_chunks(self.attend, q, k, v, mask)
 
 
-def in_chunks(attend: Callable[..., Tensor], q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads:
+def in_chunks(attend: Callable[..., Tensor], q: Heads, k: Keys, v: Keys, mask: Mask) -> Heads:
     """`attend` on CHUNK queries at a time, each with the keys in its reach."""
     parts = []
     for first in range(0, q.shape[2], CHUNK):
         queries = slice(first, min(first + CHUNK, q.shape[2]))
         keys = mask.keys(queries)
-        parts.append(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask, queries, keys, tap))
+        parts.append(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask, queries, keys, IDLE))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def build_kernels(scale: float, cap: float | None) -> tuple[Kernel, Reference]:
     """The fast kernel and the reference it must equal."""
-    return (Fused(scale) if cap is None else CappedFused(scale, cap)), Reference(scale, cap)
+    return (Fused(scale) if cap is None else Chunked(scale, cap)), Reference(scale, cap)

@@ -14,7 +14,7 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*axes D_in"]) -> Float[Tensor, "*axes D_out"]:
         weight, bias = self.weight, self.bias
-        if few_rows.linear_applies(x, weight):
+        if few_rows.linear_applies(x, weight, bias):
             return few_rows.linear(x, weight, bias)
         return F.linear(x, weight, bias)
 

@@ -318,3 +318,9 @@ ADD: dict[torch.dtype, Loop] = {torch.float32: add_fp32, torch.bfloat16: add_bf1
 SILU_GATE: dict[torch.dtype, Loop] = {torch.float32: silu_gate_fp32, torch.bfloat16: silu_gate_bf16}
 APPEND: dict[torch.dtype, Loop] = {torch.float32: append_fp32, torch.bfloat16: append_bf16}
 ATTEND: dict[torch.dtype, Loop] = {torch.float32: attend_fp32, torch.bfloat16: attend_bf16}
+
+
+def compile_all(dtype: torch.dtype) -> None:
+    """All loops for one type of number."""
+    for table in (PRODUCT, RMS_NORM, ROTATE, ADD, SILU_GATE, APPEND, ATTEND):
+        table[dtype].compile()

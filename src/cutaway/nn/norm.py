@@ -33,8 +33,9 @@ class RMSNorm(nn.Module):
         weight = self.weight
         if few_rows.rms_norm_applies(x, weight):
             return few_rows.rms_norm(x, weight, self.eps, self.offset)
-        scale = weight + self.offset if self.offset else weight
-        return F.rms_norm(x, scale.shape, scale, self.eps)
+        if self.offset:  # in fp32, rounded once, as the weights around 0 need it
+            return F.rms_norm(x.float(), weight.shape, weight.float() + self.offset, self.eps).to(x.dtype)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
 class WidthNorm(nn.Module):

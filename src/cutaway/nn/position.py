@@ -132,7 +132,7 @@ def _frequencies(config: RotaryConfig, d_rotary: int, n_tokens: int) -> Float[Te
 
     Source: the papers named in config.py; constants as in transformers 5, modeling_rope_utils.py.
     """
-    exponents = torch.arange(0, d_rotary, 2, dtype=torch.float32) / d_rotary
+    exponents = torch.arange(0, d_rotary, 2, dtype=torch.float32, device="cpu") / d_rotary
     scaling = config.scaling
     match scaling:
         case None:
@@ -145,7 +145,8 @@ def _frequencies(config: RotaryConfig, d_rotary: int, n_tokens: int) -> Float[Te
             return 1.0 / (config.theta * stretch ** (d_rotary / (d_rotary - 2))) ** exponents
         case LongRopeScaling():
             long = n_tokens > scaling.n_ctx_original
-            factors = torch.tensor(scaling.long_factor if long else scaling.short_factor)
+            chosen = scaling.long_factor if long else scaling.short_factor
+            factors = torch.tensor(chosen, dtype=torch.float32, device="cpu")
             return 1.0 / (factors * config.theta**exponents)
         case Llama3Scaling():
             return _llama3(1.0 / config.theta**exponents, scaling)
@@ -171,7 +172,7 @@ def _yarn(theta: float, exponents: Float[Tensor, " half"], scaling: YarnScaling)
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * n_pairs - 1)
     high += 0.001 * (low == high)  # a ramp of no width would divide by zero
-    ramp = ((torch.arange(n_pairs, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    ramp = ((torch.arange(n_pairs, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)
     extrapolated = 1.0 / theta**exponents
     interpolated = 1.0 / (scaling.factor * theta**exponents)
     return interpolated * ramp + extrapolated * (1 - ramp)

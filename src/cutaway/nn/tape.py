@@ -25,6 +25,8 @@ ALLOCATIONS = (aten.empty.memory_format, aten.empty_like.default)
 class Tape(TorchDispatchMode):
     """The loops of one pass. What the pass allocated stays allocated, so that they may write there again."""
 
+    takes_loops = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []

@@ -48,15 +48,18 @@ class Loop:
     def __call__(self, n_threads: int, *arguments: int) -> None:
         """Run on `n_threads`; only a loop that takes tickets divides its work."""
         if not self.address:
-            self._compile()
+            self.compile()
         _run_team(self.address, self.pack(0, *arguments), n_threads, 0)  # bytes of this call alone
         calls = getattr(_noted, "calls", None)
         if calls is not None:
             calls.append(Again(self.address, self.slots(0, *arguments), n_threads))
 
-    def _compile(self) -> None:
+    def compile(self) -> None:
+        """Once, whichever thread comes first."""
         signature = types.void(types.CPointer(types.int64))
         with _compiling:
+            if self.address:
+                return
             try:
                 self._compiled = cfunc(signature, cache=True, fastmath=FAST)(self.body)
             except Exception:  # no folder to keep it in, or a damaged file there: numba has no common error for these
