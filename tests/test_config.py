@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from cutaway.config import (
     AttentionConfig,
+    DynamicScaling,
     LayerNormConfig,
+    LinearScaling,
+    Llama3Scaling,
     LongRopeScaling,
     ModelConfig,
     RMSNormConfig,
     RotaryConfig,
     WindowMaskConfig,
+    YarnScaling,
 )
 from cutaway.errors import ConfigError
 from cutaway.presets import PRESETS
@@ -57,6 +61,12 @@ def test_a_config_survives_json(config: ModelConfig) -> None:
         ({"position": RotaryConfig(d_rotary=6)}, "rotary turns 6 coordinates of d_head = 4"),
         ({"d_head": 3, "position": RotaryConfig()}, "rotary turns 3 coordinates"),
         (
+            {"d_head": 2, "position": RotaryConfig(scaling=DynamicScaling(factor=2.0, n_ctx_original=8))},
+            "rotary turns 2 coordinates: dynamic scaling needs 4",
+        ),
+        ({"d_ff": 10**400}, "d_ff = 1000"),
+        ({"embed_scale": 10**400}, "embed_scale = 1000"),
+        (
             {
                 "position": RotaryConfig(
                     scaling=LongRopeScaling(
@@ -83,11 +93,28 @@ def test_a_contradiction_is_named(change: dict[str, Any], words: str) -> None:
         lambda: WindowMaskConfig(size=0),
         lambda: AttentionConfig(soft_cap=0.0),
         lambda: AttentionConfig(qk_norm="some"),  # type: ignore[arg-type]
+        lambda: RMSNormConfig(eps=10**400),
+        lambda: RMSNormConfig(eps=10**5000),
+        lambda: RotaryConfig(d_rotary=10**400 + 1),
+        lambda: LinearScaling(factor=0.0),
+        lambda: LinearScaling(factor=1e300),
+        lambda: DynamicScaling(factor=-1.0, n_ctx_original=8),
+        lambda: DynamicScaling(factor=2.0, n_ctx_original=1),
+        lambda: Llama3Scaling(factor=2.0, low_freq_factor=4.0, high_freq_factor=4.0, n_ctx_original=8),
+        lambda: Llama3Scaling(factor=2.0, low_freq_factor=0.0, high_freq_factor=4.0, n_ctx_original=8),
+        lambda: YarnScaling(factor=2.0, n_ctx_original=8, attention_factor=0.0),
+        lambda: YarnScaling(factor=2.0, n_ctx_original=8, attention_factor=1.0, beta_fast=1.0, beta_slow=2.0),
+        lambda: YarnScaling(factor=2.0, n_ctx_original=8, attention_factor=1.0, beta_slow=5e-324),
+        lambda: YarnScaling(factor=2.0, n_ctx_original=8, attention_factor=1.0, beta_fast=1e308),
+        lambda: RotaryConfig(theta=1.0, scaling=YarnScaling(factor=2.0, n_ctx_original=8, attention_factor=1.0)),
+        lambda: LongRopeScaling(short_factor=(0.0,), long_factor=(1.0,), n_ctx_original=8, attention_factor=1.0),
+        lambda: LongRopeScaling(short_factor=(1.0,), long_factor=(1.0,), n_ctx_original=1, attention_factor=1.0),
     ],
 )
 def test_a_part_checks_itself(build: Any) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as error:
         build()
+    assert len(str(error.value)) < 200
 
 
 @pytest.mark.parametrize("data", [{"n_layers": 1}, {**SIZES, "colour": "red"}, {**SIZES, "norm": {"kind": "Path"}}])
@@ -100,7 +127,7 @@ def test_data_that_is_no_config_is_refused(data: dict[str, Any]) -> None:
     st.dictionaries(
         st.sampled_from(list(ModelConfig(**SIZES).to_dict())),
         st.recursive(
-            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5),
             lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
             max_leaves=5,
         ),

@@ -187,6 +187,21 @@ def test_a_seed_reproduces_whatever_runs_beside_it() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("n", [1, 5, 20])
+def test_a_text_cut_by_length_has_exactly_that_many_tokens(n: int) -> None:
+    """X20, the library's side: tokens are counted, not pieces; `stop` at an end token is tested above."""
+    out = build().generate(FIVE, max_tokens=n, seed=1)
+    assert (len(out.tokens), out.passes, out.finish_reason) == (n, n, "length")
+
+
+def test_two_greedy_runs_are_identical() -> None:
+    """X7, as far as there is no dropout yet; its training side belongs to training, as X3, X5, X6 and X26 do. X18 and
+    X19 belong to the account and the trace, X23 to the server."""
+    model = build()
+    assert greedy(model, FIVE).tokens == greedy(model, FIVE).tokens
+    assert torch.equal(model.logits(FIVE), model.logits(FIVE))
+
+
 def test_streamed_is_buffered() -> None:
     """Contract 9."""
     model = build()

@@ -6,37 +6,12 @@ table, LayerNorm before each sub-layer, H heads of d/H, a 4d GELU feed-forward, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args
 
+from cutaway.checked import Checked, check_count, check_positive, short
 from cutaway.errors import ConfigError
-
-
-class Checked:
-    """Checks, once and at construction, that every value fits the type its field is declared with."""
-
-    def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if not _fits(value, hint):
-                wanted = getattr(hint, "__name__", str(hint)).replace("cutaway.config.", "")
-                raise ConfigError(f"{type(self).__name__}: {name} = {value!r}: it must be {wanted}")
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, options = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in options
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(item, options[0]) for item in value)
-    if options:
-        return any(_fits(value, option) for option in options)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
-
 
 # --- norms -------------------------------------------------------------------------------------------------
 
@@ -50,7 +25,7 @@ class LayerNormConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("norm.eps", self.eps)
+        check_positive("norm.eps", self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +40,7 @@ class RMSNormConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("norm.eps", self.eps)
+        check_positive("norm.eps", self.eps)
 
 
 NormConfig = LayerNormConfig | RMSNormConfig
@@ -89,6 +64,10 @@ class LinearScaling(Checked):
 
     factor: float
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _factor(self.factor)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicScaling(Checked):
@@ -100,6 +79,11 @@ class DynamicScaling(Checked):
     factor: float
     n_ctx_original: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _factor(self.factor)
+        _original(self.n_ctx_original)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling(Checked):
@@ -109,6 +93,17 @@ class Llama3Scaling(Checked):
     low_freq_factor: float
     high_freq_factor: float
     n_ctx_original: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _factor(self.factor)
+        _original(self.n_ctx_original)
+        check_positive("scaling.low_freq_factor", self.low_freq_factor)
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ConfigError(
+                f"scaling.low_freq_factor = {self.low_freq_factor}: it must be below high_freq_factor = "
+                f"{self.high_freq_factor}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +117,17 @@ class YarnScaling(Checked):
     beta_slow: float = 1.0
     truncate: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _factor(self.factor)
+        _original(self.n_ctx_original)
+        check_positive("scaling.attention_factor", self.attention_factor)
+        if not 1e-6 <= self.beta_slow <= self.beta_fast <= 1e6:
+            raise ConfigError(
+                f"scaling.beta_slow = {self.beta_slow}, beta_fast = {self.beta_fast}: they must be from 1e-6 to 1e6, "
+                "the fast one not below the slow one"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongRopeScaling(Checked):
@@ -131,6 +137,13 @@ class LongRopeScaling(Checked):
     long_factor: tuple[float, ...]
     n_ctx_original: int
     attention_factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _original(self.n_ctx_original)
+        check_positive("scaling.attention_factor", self.attention_factor)
+        for name in ("short_factor", "long_factor"):
+            check_positive(f"scaling.{name}", min(getattr(self, name), default=1.0))
 
 
 RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
@@ -149,9 +162,11 @@ class RotaryConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("rotary.theta", self.theta)
+        check_positive("rotary.theta", self.theta)
+        if isinstance(self.scaling, YarnScaling) and self.theta <= 1:
+            raise ConfigError(f"rotary.theta = {self.theta}: yarn needs one above 1")
         if self.d_rotary is not None and (self.d_rotary < 2 or self.d_rotary % 2):
-            raise ConfigError(f"rotary.d_rotary = {self.d_rotary}: it must be an even number of 2 or more")
+            raise ConfigError(f"rotary.d_rotary = {short(self.d_rotary)}: it must be an even number of 2 or more")
 
 
 PositionConfig = LearnedPositionConfig | RotaryConfig | NoPositionConfig
@@ -172,7 +187,7 @@ class WindowMaskConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _count("mask.size", self.size)
+        check_count("mask.size", self.size)
 
 
 MaskConfig = CausalMaskConfig | WindowMaskConfig
@@ -199,7 +214,7 @@ class AttentionConfig(Checked):
         super().__post_init__()
         for name in ("scale", "soft_cap"):
             if getattr(self, name) is not None:
-                _positive(f"attention.{name}", getattr(self, name))
+                check_positive(f"attention.{name}", getattr(self, name))
 
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
@@ -265,18 +280,18 @@ class ModelConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("n_layers", "n_ctx", "d_model", "d_vocab", "n_heads"):
-            _count(name, getattr(self, name), LIMITS[name])
+            check_count(name, getattr(self, name), LIMITS[name])
         self._derive()
         for name in ("n_kv_heads", "d_head", "d_ff"):
-            _count(name, getattr(self, name), LIMITS[name])
+            check_count(name, getattr(self, name), LIMITS[name])
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(
                 f"n_kv_heads = {self.n_kv_heads} does not divide n_heads = {self.n_heads}: "
                 "each key/value head serves the same number of query heads"
             )
-        _positive("embed_scale", self.embed_scale)
+        check_positive("embed_scale", self.embed_scale)
         if self.logit_soft_cap is not None:
-            _positive("logit_soft_cap", self.logit_soft_cap)
+            check_positive("logit_soft_cap", self.logit_soft_cap)
         for name in ("position", "mask"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != self.n_layers:
@@ -301,7 +316,11 @@ class ModelConfig(Checked):
     def _check_rotary(self, rotary: RotaryConfig) -> None:
         d_rotary = rotary.d_rotary or self.d_head
         if d_rotary > self.d_head or d_rotary % 2:
-            raise ConfigError(f"rotary turns {d_rotary} coordinates of d_head = {self.d_head}: even, and no more")
+            raise ConfigError(
+                f"rotary turns {short(d_rotary)} coordinates of d_head = {self.d_head}: even, and no more"
+            )
+        if isinstance(rotary.scaling, DynamicScaling) and d_rotary < 4:
+            raise ConfigError(f"rotary turns {d_rotary} coordinates: dynamic scaling needs 4 or more")
         if isinstance(rotary.scaling, LongRopeScaling):
             for name in ("short_factor", "long_factor"):
                 n_factors = len(getattr(rotary.scaling, name))
@@ -370,11 +389,11 @@ def _construct(cls: type[T], values: dict[str, Any]) -> T:
         raise ConfigError(f"{cls.__name__}: {error}") from error
 
 
-def _count(name: str, value: int, limit: int = 2**31 - 1) -> None:
-    if not 1 <= value <= limit:
-        raise ConfigError(f"{name} = {value}: it must be a whole number from 1 to {limit}")
+def _factor(value: float) -> None:
+    if not 0 < value <= LIMITS["n_ctx"]:
+        raise ConfigError(f"scaling.factor = {short(value)}: it must be above 0, and {LIMITS['n_ctx']} at most")
 
 
-def _positive(name: str, value: float) -> None:
-    if value <= 0:
-        raise ConfigError(f"{name} = {value}: it must be above 0")
+def _original(value: int) -> None:
+    if not 2 <= value <= LIMITS["n_ctx"]:
+        raise ConfigError(f"scaling.n_ctx_original = {short(value)}: it must be from 2 to {LIMITS['n_ctx']}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import operator
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutaway.checkpoint.folder import end_ids_of, load_folder, save_folder
+from cutaway.checkpoint.files import write_atomically, writing
+from cutaway.checkpoint.folder import load_folder, save_folder
 from cutaway.checkpoint.gguf import GGUFFile
 from cutaway.checkpoint.gguf_model import load_gguf
 from cutaway.checkpoint.load import LoadReport
@@ -26,8 +29,13 @@ from cutaway.network import Transformer
 from cutaway.text.gguf_tokenizer import tokenizer_from_gguf
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.tokenizer import Tokenizer
+from cutaway.text.tokenizer_files import end_ids_of, remove_tokenizer
 
 Prompt = str | Sequence[int] | Tensor
+
+
+class LoadNote(UserWarning):
+    """Something about a file that its user should know, such as a default that was used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,18 +239,34 @@ class LanguageModel:
         return ids
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Write a folder that transformers loads as its native class, tokenizer included."""
+        """Write a folder that transformers loads as its native class, tokenizer included.
+
+        What a model that was there before has under the same names is replaced; its other files of weights,
+        tokenizer and template are removed once the new ones are whole.
+
+        Raises:
+            UnsupportedError: an architecture that no family can express; nothing has been written then.
+            CheckpointError: the folder cannot be written.
+        """
+        folder, d_vocab = Path(folder), self.config.d_vocab
         network = self.network if dtype is None else copy.deepcopy(self.network).to(dtype)
-        end_ids = sorted(self.end_ids)
-        ids = {
-            "bos_token_id": self.tokenizer.bos_id,
-            "eos_token_id": end_ids[0] if len(end_ids) == 1 else end_ids or None,
-            "pad_token_id": self.tokenizer.pad_id,
-        }
         # A file may carry ids that its own vocabulary does not have; transformers refuses those.
-        ids = {name: value if _inside(value, self.config.d_vocab) else None for name, value in ids.items()}
-        self.tokenizer.save(Path(folder))
-        save_folder(network, Path(folder), preferred=self.report.family, extra=ids)
+        end_ids = [i for i in sorted(self.end_ids) if 0 <= i < d_vocab]
+        bos_id, pad_id = (
+            i if i is not None and 0 <= i < d_vocab else None for i in (self.tokenizer.bos_id, self.tokenizer.pad_id)
+        )
+        ids = {
+            "bos_token_id": bos_id,
+            "eos_token_id": end_ids[0] if len(end_ids) == 1 else end_ids or None,
+            "pad_token_id": pad_id,
+        }
+        save_folder(network, folder, preferred=self.report.family, extra=ids)
+        with writing(folder):
+            if isinstance(self.tokenizer, Tokenizer):
+                self.tokenizer.save(folder)
+            write_atomically(folder / "generation_config.json", json.dumps(ids, indent=2).encode() + b"\n")
+            if not isinstance(self.tokenizer, Tokenizer):
+                remove_tokenizer(folder)
 
 
 def load(
@@ -261,6 +285,8 @@ def load(
             quantised weights float32.
         device: None takes a GPU if there is one.
         revision: of a Hub id.
+    Warns:
+        LoadNote: what a user should know about the file, such as a default that was used.
     Raises:
         CheckpointError: no such model, damaged or unsupported files.
         ConfigError: a config that cannot be built.
@@ -268,7 +294,7 @@ def load(
     path = resolve(name if name is not None else default_model(), revision=revision, progress=progress)
     dtype = as_dtype(dtype)
     device = as_device(device)
-    if path.suffix == ".gguf":
+    if path.is_file():
         with GGUFFile(path) as file:
             network, report = load_gguf(file, dtype, device)
             tokenizer = tokenizer_from_gguf(file.metadata)
@@ -278,6 +304,13 @@ def load(
         tokenizer = Tokenizer.from_folder(path)
         named_ends = end_ids_of(path)
     reader = tokenizer or IdTokenizer(network.config.d_vocab)
+    if reader.d_vocab > network.config.d_vocab:
+        report.notes.append(
+            f"the tokenizer has ids up to {reader.d_vocab - 1}, the model up to {network.config.d_vocab - 1}: "
+            "it may be another model's"
+        )
+    for note in report.notes:
+        warnings.warn(f"{path}: {note}", LoadNote, stacklevel=2)
     return LanguageModel(network, reader, report, end_ids=reader.eos_ids | named_ends)
 
 
@@ -317,10 +350,6 @@ def as_device(device: torch.device | str | None) -> torch.device:
         reason = str(error).splitlines()[0][:120]
         raise ConfigError(f"device = {str(device)!r} cannot be used here ({reason}): try cpu") from error
     return torch.device(device)
-
-
-def _inside(ids: int | list[int] | None, d_vocab: int) -> bool:
-    return ids is not None and all(0 <= i < d_vocab for i in ([ids] if isinstance(ids, int) else ids))
 
 
 def output_of(generation: Generation, text: str) -> Output:

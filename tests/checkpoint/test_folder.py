@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import GenerationConfig
+from transformers.activations import ACT2FN
 
 from cutaway.checkpoint.families import FAMILIES as KNOWN
+from cutaway.checkpoint.families.family import read_activation
 from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.folder import load_folder, native_family, save_folder
+from cutaway.checkpoint.load import LoadReport
+from cutaway.checkpoint.weights import SafetensorsFolder
 from cutaway.config import ModelConfig, NoPositionConfig, RotaryConfig
 from cutaway.errors import CheckpointError, ConfigError, CutawayError, DamagedFileError, UnsupportedError
+from cutaway.language_model import LanguageModel, load
+from cutaway.nn.position import Rotary
+from cutaway.text.ids import IdTokenizer
+from cutaway.text.tokenizer import Tokenizer
+from cutaway.text.tokenizer_files import end_ids_of
 from support.tiny import FAMILIES, OURS, distance, random_network, random_tokens, reference_folder
+from support.vocabularies import byte_level
 
 TOKENS = random_tokens(1, 12)
 
@@ -258,6 +271,10 @@ def test_an_unknown_family_names_the_known(llama: Path) -> None:
         ("llama", {"num_attention_heads": 0}, "num_attention_heads"),
         ("llama", {"hidden_size": "many"}, "hidden_size"),
         ("llama", {"rms_norm_eps": -1}, "rms_norm_eps"),
+        ("llama", {"rms_norm_eps": 10**400}, "rms_norm_eps = 1000"),
+        ("llama", {"hidden_size": 10**400}, "hidden_size = 1000"),
+        ("llama", {"max_position_embeddings": 2**63}, "max_position_embeddings"),
+        ("gpt_neox", {"rope_parameters": {"rope_theta": 1, "partial_rotary_factor": 1e308}}, "d_head = 4"),
         ("llama", {"num_hidden_layers": 2**40}, "num_hidden_layers"),
         ("mistral", {"num_hidden_layers": 2**40}, "num_hidden_layers"),
         ("smollm3", {"num_hidden_layers": 2**40}, "num_hidden_layers"),
@@ -274,8 +291,11 @@ def test_a_field_that_cannot_be_is_named(tmp_path: Path, model_type: str, change
     refused(tmp_path / "model", ConfigError, word)
 
 
+numbers = (
+    st.integers() | st.floats() | st.sampled_from([0, 1, 2, 2**31, 2**63, 10**400, -(10**400), 1e308, 5e-324, 1.0])
+)
 junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | numbers | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=4,
 )
@@ -295,6 +315,107 @@ def test_hostile_configs_give_a_config_or_a_named_error(model_type: str, data: s
         assert "\n" not in str(error)
     else:
         assert isinstance(config, ModelConfig)
+
+
+@settings(max_examples=300)
+@given(
+    kind=st.sampled_from(["linear", "dynamic", "llama3", "yarn", "longrope"]),
+    scaling=st.dictionaries(
+        st.sampled_from(
+            [
+                *("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+                *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+                *("rope_theta", "partial_rotary_factor"),
+            ]
+        ),
+        numbers,
+        max_size=5,
+    ),
+    divisors=st.lists(numbers, min_size=4, max_size=4),
+    n_ctx=st.sampled_from([1, 2, 64, 2**31]),
+)
+def test_hostile_scalings_turn_or_are_named(
+    kind: str, scaling: dict[str, Any], divisors: list[Any], n_ctx: int
+) -> None:
+    """What a config is made of can be computed with: no division by zero waits in it."""
+    defaults = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    lists = {"short_factor": divisors, "long_factor": divisors}
+    data = {**FAMILIES["llama"], "max_position_embeddings": n_ctx}
+    try:
+        config = KNOWN["llama"].read(Fields(data | {"rope_scaling": defaults | lists | scaling | {"rope_type": kind}}))
+    except CutawayError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 300
+    else:
+        for position in config.positions[:1]:
+            assert isinstance(position, RotaryConfig)
+            Rotary(position, config.d_head).frequencies(100, torch.device("cpu"))
+
+
+def test_a_changed_copy_notes_in_the_same_place() -> None:
+    fields = Fields({"a": 1, "b": 2, "c": None})
+    other = fields.replace(a=None, b=3)
+    assert other.data == {"b": 3, "c": None}
+    other.notes.append("here")
+    assert fields.notes == ["here"]
+
+
+def test_gemma3_says_the_default_theta_of_its_near_layers(tmp_path: Path) -> None:
+    """C4: both rotations of the family say the default in use."""
+    reference_folder(tmp_path / "model", "gemma3_text")
+    edit_config(tmp_path / "model", rope_parameters=None, rope_theta=None, rope_local_base_freq=None)
+    _, report = load_folder(tmp_path / "model")
+    assert [note.split()[1] for note in report.notes] == ["rope_theta", "rope_local_base_freq"]
+
+
+def test_phi3s_old_name_of_longrope_keeps_the_notes() -> None:
+    """C4: the default theta is said although the field was renamed on the way."""
+    scaling = {"type": "yarn", "short_factor": [1.0, 2.0], "long_factor": [1.0, 2.0]}
+    data = {**FAMILIES["phi3"], "rope_scaling": scaling, "original_max_position_embeddings": 16}
+    fields = Fields(data)
+    KNOWN["phi3"].read(fields)
+    assert "rope_theta" in fields.notes[0]
+
+
+def test_gelu_fast_is_the_tanh_form() -> None:
+    x = torch.linspace(-4, 4, 41)
+    ours = read_activation(Fields({"hidden_act": "gelu_fast"}), "hidden_act", "silu")
+    assert ours == "gelu_tanh"
+    torch.testing.assert_close(ACT2FN["gelu_fast"](x), torch.nn.functional.gelu(x, approximate="tanh"))
+
+
+def test_the_type_is_that_of_most_bytes(llama: Path) -> None:
+    """Many small float32 norms do not outweigh the matrices; equal shares are float32."""
+    edit_tensors(llama, lambda tensors: {k: v.bfloat16() if v.ndim > 1 else v for k, v in tensors.items()})
+    extra = {f"small.{i}": torch.zeros(1) for i in range(100)}
+    edit_tensors(llama, lambda tensors: tensors | extra)
+    assert SafetensorsFolder(llama).dtype == torch.bfloat16
+    for kinds in ((torch.float32, torch.float16), (torch.float16, torch.float32)):
+        sizes = {torch.float32: 2, torch.float16: 4}
+        save_file({f"t{i}": torch.zeros(sizes[k], dtype=k) for i, k in enumerate(kinds)}, llama / "model.safetensors")
+        assert SafetensorsFolder(llama).dtype == torch.float32
+
+
+def test_names_are_checked_before_anything_is_built(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4096 layers that a config claims and the file lacks cost no 4096 layers."""
+    edit_config(llama, num_hidden_layers=4096)
+    monkeypatch.setattr("cutaway.checkpoint.load.Transformer", None)
+    refused(llama, CheckpointError, "model.layers.3.")
+
+
+def test_a_huge_index_is_not_read(llama: Path) -> None:
+    with (llama / "model.safetensors.index.json").open("wb") as file:
+        file.truncate(2**40)
+    refused(llama, DamagedFileError, "index.json", "bytes")
+
+
+@pytest.mark.parametrize("value", ["1", 1.5, True, -2, [3, "x"]])
+def test_an_end_id_that_is_none_is_named_without_a_tokenizer_too(llama: Path, value: object) -> None:
+    edit_config(llama, eos_token_id=value)
+    with pytest.raises(DamagedFileError, match="eos_token_id"):
+        end_ids_of(llama)
+    with pytest.raises(DamagedFileError, match="eos_token_id"):
+        load(llama)
 
 
 # --- saving -------------------------------------------------------------------------------------------------
@@ -326,6 +447,85 @@ def test_a_save_that_fails_leaves_what_was_there(llama: Path, monkeypatch: pytes
     with pytest.raises(CheckpointError, match="No space left"):
         save_folder(network, llama)
     assert {path.name: path.read_bytes() for path in llama.iterdir()} == before
+
+
+def test_a_full_disk_is_one_line_in_the_librarys_words_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing:\nNo space left on device")
+
+    monkeypatch.setattr("cutaway.checkpoint.folder.save_file", full_disk)
+    with pytest.raises(CheckpointError, match=r"serializing: No space left on device.*another folder"):
+        save_folder(random_network(OURS["classic"]), tmp_path / "out")
+
+
+STALE = ["chat_template.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"]
+
+
+def language_model(name: str = "grouped", tokenizer: Tokenizer | None = None, **ids: Any) -> LanguageModel:
+    report = LoadReport(family="llama", source="test", stored="float32")
+    network = random_network(replace(OURS[name], d_vocab=260))
+    return LanguageModel(network, tokenizer or IdTokenizer(260), report, frozenset(ids.get("ends", ())))
+
+
+def bytes_tokenizer(template: str | None = None) -> Tokenizer:
+    backend = byte_level({}, special=("<b>", "<e>"))
+    return Tokenizer(backend, bos_id=256, eos_ids=frozenset({257}), add_bos=True, chat_template=template)
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_saving_over_another_model_leaves_nothing_of_it(tmp_path: Path, has_tokenizer: bool) -> None:
+    """Its shards, index, tokenizer and template would win the next time; a file of no known name stays."""
+    folder = tmp_path / "model"
+    old = language_model(tokenizer=bytes_tokenizer("old"), ends=[99])
+    old.save(folder)
+    save_folder(old.network, folder, preferred="llama", shard_bytes=10_000)
+    assert not (folder / "model.safetensors").exists()
+    for name in [*STALE, "notes.txt", "other.safetensors"]:
+        (folder / name).write_text("{}")
+    new = language_model(tokenizer=bytes_tokenizer("new") if has_tokenizer else None, ends=[3, 5, 300])
+    new.save(folder)
+    tokenizer_files = {"tokenizer.json", "tokenizer_config.json"} if has_tokenizer else set()
+    assert {path.name for path in folder.iterdir()} == tokenizer_files | {
+        *("config.json", "generation_config.json", "model.safetensors", "notes.txt", "other.safetensors"),
+    }
+    again = load(folder, device="cpu")
+    assert torch.equal(again.network.embed.weight, new.network.embed.weight)
+    assert again.end_ids == ({3, 5, 257} if has_tokenizer else {3, 5})
+    assert getattr(again.tokenizer, "chat_template", None) == ("new" if has_tokenizer else None)
+
+
+def test_the_ids_are_in_generation_config(tmp_path: Path) -> None:
+    """An id that the vocabulary does not have is left out alone."""
+    language_model(tokenizer=bytes_tokenizer(), ends=[3, 5, 300]).save(tmp_path / "model")
+    found = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert found == {"bos_token_id": 256, "eos_token_id": [3, 5], "pad_token_id": None}
+    assert GenerationConfig.from_pretrained(tmp_path / "model").eos_token_id == [3, 5]
+
+
+def test_what_no_family_can_express_writes_nothing(tmp_path: Path) -> None:
+    config = ModelConfig.from_dict(OURS["classic"].to_dict() | {"position": {"kind": "NoPositionConfig"}})
+    report = LoadReport(family="llama", source="test", stored="float32")
+    model = LanguageModel(random_network(config), bytes_tokenizer(), report, frozenset())
+    with pytest.raises(UnsupportedError):
+        model.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("blocked", ["tokenizer.json", "generation_config.json", "merges.txt"])
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, blocked: str) -> None:
+    (tmp_path / "out" / blocked / "inside").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"cannot be written .*another folder") as error:
+        language_model(tokenizer=bytes_tokenizer()).save(tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+def test_a_folder_may_be_named_like_a_file_and_a_file_in_capitals(tmp_path: Path) -> None:
+    language_model().save(tmp_path / "x.gguf")
+    assert load(tmp_path / "x.gguf", device="cpu").config.d_vocab == 260
+    (tmp_path / "M.GGUF").write_bytes(b"GGUF")
+    with pytest.raises(DamagedFileError, match=r"M\.GGUF"):
+        load(tmp_path / "M.GGUF")
 
 
 def test_saving_over_the_loaded_folder_is_safe(llama: Path) -> None:

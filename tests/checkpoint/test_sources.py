@@ -445,6 +445,13 @@ def test_a_whole_copy_is_used_without_asking_and_a_part_is_completed(hub):
     assert resolve(REPO) == hub.folder
 
 
+def test_a_whole_copy_without_a_tokenizer_is_used_too(hub):
+    hub.files = ["config.json", "model.safetensors"]
+    resolve(REPO)
+    assert resolve(REPO) == hub.folder
+    assert len(hub.downloads) == 1
+
+
 def test_one_gguf_file_of_a_repository(hub):
     assert resolve(f"{REPO}:q/tiny.Q8_0.gguf") == hub.folder / "q" / "tiny.Q8_0.gguf"
     assert not (hub.folder / "config.json").exists()

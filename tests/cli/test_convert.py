@@ -21,7 +21,7 @@ def test_a_folder_goes_round_without_loss(family: str, cutaway: Commands, tmp_pa
     theirs = reference_folder(tmp_path / "in", family)
     code, out, err = cutaway("convert", tmp_path / "in", tmp_path / "out")
     assert code == 0, err
-    assert out.splitlines()[0] == f"{tmp_path / 'out'}: 2 files, {out.split(', ')[1]}, weights in float32"
+    assert out.splitlines()[0] == f"{tmp_path / 'out'}: 3 files, {out.split(', ')[1]}, weights in float32"
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
     assert type(again) is type(theirs)
     state = theirs.state_dict()

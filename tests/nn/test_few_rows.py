@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from cutaway.config import RMSNormConfig
 from cutaway.nn import few_rows
@@ -155,7 +156,7 @@ def test_linear(d_out: int, d_in: int, dtype: torch.dtype, threads: None) -> Non
     weight, bias = random(d_out, d_in, dtype=dtype), random(d_out, dtype=dtype, seed=1)
     for n_rows in range(1, few_rows.MAX_ROWS[dtype] + 1):
         x = random(n_rows, d_in, dtype=dtype, seed=2)
-        assert few_rows.linear_applies(x, weight)
+        assert few_rows.linear_applies(x, weight, bias)
         assert_rounded_once(few_rows.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
 
 
@@ -277,7 +278,7 @@ def test_attend_hides_nothing_that_is_no_number(at: int, dtype: torch.dtype) -> 
 
 Q, KV = random(1, 4, 1, 6), random(1, 2, 7, 6)
 FITTING = {
-    few_rows.linear_applies: (random(1, 6), random(4, 6)),
+    few_rows.linear_applies: (random(1, 6), random(4, 6), random(4)),
     few_rows.rms_norm_applies: (random(1, 6), random(6)),
     few_rows.rotate_applies: (Q, random(1, 1, 1, 6)),
     few_rows.append_applies: (KV[:, :, :1], KV),
@@ -288,13 +289,17 @@ FITTING = {
 
 @pytest.mark.parametrize("applies", FITTING, ids=lambda applies: applies.__name__)
 def test_leaves_to_torch_what_loops_cannot_read(applies: Callable[..., bool]) -> None:
-    """Types that no loop was made for, two types at once, other devices, tensors that mean more, gradients."""
-    first, second, *rest = FITTING[applies]
+    """Types that no loop was made for, two types at once, other devices, tensors that mean more, gradients;
+    and passes in which operations become others or are counted."""
+    (first, second, *rest), asked = FITTING[applies], []
     assert applies(first, second, *rest)
     with torch.inference_mode():
         assert applies(first, second, *rest)
-    with torch.enable_grad():
-        assert not applies(first, second, *rest)
+    for state in (torch.enable_grad(), torch.autocast("cpu"), FlopCounterMode(display=False)):
+        with state:
+            assert not applies(first, second, *rest)
+    torch.vmap(lambda _: asked.append(applies(first, second, *rest)) or _, randomness="same")(random(2))
+    assert asked == [False]
     labelled = type("Labelled", (Tensor,), {})
     for change in (Tensor.half, Tensor.double, lambda t: t.to("meta"), lambda t: t.as_subclass(labelled)):
         assert not applies(*map(change, (first, second, *rest)))
@@ -307,11 +312,13 @@ def test_leaves_to_torch_what_loops_cannot_read(applies: Callable[..., bool]) ->
 
 def test_leaves_other_shapes_to_torch() -> None:
     for applies, *arguments in (
-        (few_rows.linear_applies, random(9, 6), random(4, 6)),
-        (few_rows.linear_applies, random(5, 6, dtype=BF16), random(4, 6, dtype=BF16)),
-        (few_rows.linear_applies, random(1, 5), random(4, 6)),
-        (few_rows.linear_applies, random(1, 6), random(6, 4).T),
-        (few_rows.rms_norm_applies, random(9, 6), random(6)),
+        (few_rows.linear_applies, random(9, 6), random(4, 6), None),
+        (few_rows.linear_applies, random(5, 6, dtype=BF16), random(4, 6, dtype=BF16), None),
+        (few_rows.linear_applies, random(1, 5), random(4, 6), None),
+        (few_rows.linear_applies, random(1, 6), random(6, 4).T, None),
+        (few_rows.linear_applies, random(1, 6), random(4, 6), random(8)[::2]),
+        (few_rows.rms_norm_applies, random(few_rows.FEW // 6 + 1, 6), random(6)),
+        (few_rows.rms_norm_applies, random(1, 6), random(5)),
         (few_rows.rms_norm_applies, random(6, 2).T, random(6)),
         (few_rows.rotate_applies, random(1, 2, 2, 4), random(1, 1, 2, 4)),
         (few_rows.rotate_applies, random(1, 2, 1, 8)[..., ::2], random(1, 1, 1, 4)),
@@ -320,6 +327,7 @@ def test_leaves_other_shapes_to_torch() -> None:
         (few_rows.attend_applies, random(1, 2, 2, 4), *random(2, 1, 2, 9, 4)),
         (few_rows.attend_applies, random(1, 2, 1, 4), *random(2, 1, 2, 4, 9).mT),
         (few_rows.silu_gate_applies, random(1, 2, 4), random(1, 2, 4)),
+        (few_rows.silu_gate_applies, random(3, 1, 4), random(1, 1, 4)),
     ):
         assert not applies(*arguments), [applies.__name__, *(t.shape for t in arguments)]
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # torch's own message

@@ -75,6 +75,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_neox",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
     ),
+    "llama with a share it ignores": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
+    "phi3 partial": (
+        "phi3",
+        {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
     "llama biases, tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama multi-query": ("llama", {"num_key_value_heads": 1}),
     "llama multi-head": ("llama", {"num_key_value_heads": 8}),

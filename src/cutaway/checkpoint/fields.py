@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from cutaway.checked import is_finite, short
 from cutaway.config import LIMITS
 from cutaway.errors import ConfigError
 
@@ -24,10 +24,10 @@ class Fields:
         return self.data.get(name) is not None
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A whole number of 1 or more."""
+        """A whole number from 1 to 2⁶³ - 1."""
         value = self._take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(name, value, "it must be a whole number of 1 or more")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+            raise self.wrong(name, value, "it must be a whole number of 1 or more, below 2^63")
         return value
 
     def n_layers(self) -> int:
@@ -40,7 +40,7 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not is_finite(value) or value <= 0:
             raise self.wrong(name, value, "it must be a finite number above 0")
         return float(value)
 
@@ -86,6 +86,13 @@ class Fields:
         nested.notes = self.notes
         return nested
 
+    def replace(self, **changes: object) -> Fields:
+        """The same configuration with other values, None removing one; what is noted there is noted here."""
+        kept = {name: value for name, value in self.data.items() if name not in changes}
+        changed = Fields(kept | {name: value for name, value in changes.items() if value is not None}, self.origin)
+        changed.notes = self.notes
+        return changed
+
     def refuse(self, name: str, supported: object, default: object) -> None:
         """Stop at a choice Cutaway does not implement."""
         value = self.data.get(name, default)
@@ -94,7 +101,7 @@ class Fields:
 
     def wrong(self, name: str, value: object, why: str) -> ConfigError:
         """The error for one field."""
-        return ConfigError(f"{self.origin}: {name} = {_short(value)}: {why}")
+        return ConfigError(f"{self.origin}: {name} = {short(value)}: {why}")
 
     def _take(self, name: str, default: object) -> Any:
         value = self.data.get(name)
@@ -103,8 +110,3 @@ class Fields:
         if default is None:
             raise ConfigError(f"{self.origin}: {name} is missing and has no default: add it")
         return default
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +16,17 @@ from torch import Tensor
 from cutaway.checkpoint.families import FAMILIES
 from cutaway.checkpoint.families.family import Family
 from cutaway.checkpoint.fields import Fields
+from cutaway.checkpoint.files import read_json, replacing, write_atomically, writing
 from cutaway.checkpoint.layout import export
 from cutaway.checkpoint.load import HEAD, LoadReport, load_network
 from cutaway.checkpoint.weights import SafetensorsFolder, without_wrappers
 from cutaway.config import ModelConfig
-from cutaway.errors import CheckpointError, CutawayError, DamagedFileError, UnsupportedError
+from cutaway.errors import CutawayError, UnsupportedError
 from cutaway.network import Transformer
 
-MAX_CONFIG_BYTES = 16 << 20
 SHARD_BYTES = 4 << 30
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of bounded size.
-
-    Raises:
-        DamagedFileError: too large, not UTF-8, not JSON, or not an object.
-    """
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise DamagedFileError(f"{path}: {path.stat().st_size} bytes; a config has at most {MAX_CONFIG_BYTES}")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing: a model folder needs it") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: not JSON ({error}): fetch it again") from error
-    if not isinstance(data, dict):
-        raise DamagedFileError(f"{path}: holds {type(data).__name__}, not an object: fetch it again")
-    return data
+INDEX = "model.safetensors.index.json"
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|" + re.escape(INDEX))
 
 
 def family_of(data: Mapping[str, Any], origin: str) -> Family:
@@ -83,17 +63,6 @@ def load_folder(
     return network, report
 
 
-def end_ids_of(folder: Path) -> frozenset[int]:
-    """The ids that end a text, from every file that names some: config.json and generation_config.json."""
-    found: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        if (folder / name).is_file():
-            value = read_json(folder / name).get("eos_token_id")
-            ids = value if isinstance(value, list) else [value]
-            found |= {i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
-    return frozenset(found)
-
-
 def native_family(config: ModelConfig, preferred: str | None = None) -> tuple[Family, dict[str, Any]]:
     """A family whose config says exactly this architecture, and that config.
 
@@ -126,7 +95,8 @@ def save_folder(
     """Write config.json and safetensors that `transformers` loads as its own class with equal logits.
 
     Every file is written beside its final name, flushed and renamed; the config, which makes the folder a model,
-    comes last. `extra` fields (token ids) are added to the config.
+    comes last. Then the weights of a model that was there before are removed. `extra` fields (token ids) are added
+    to the config.
 
     Raises:
         UnsupportedError: no family can express the architecture.
@@ -146,15 +116,18 @@ def save_folder(
         **(extra or {}),
         "torch_dtype": _dtype_name(next(iter(parameters.values())).dtype),
     }
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _write_weights(parameters, layout, folder, shard_bytes)
+        written = _write_weights(parameters, layout, folder, shard_bytes)
         write_atomically(folder / "config.json", json.dumps(data, indent=2).encode() + b"\n")
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error})") from error
+        # Another model's shards, or its index, would win over these the next time.
+        for path in folder.glob("model*.safetensors*"):
+            if WEIGHTS.fullmatch(path.name) and path.name not in written:
+                path.unlink()
 
 
-def _write_weights(parameters: Mapping[str, Tensor], layout: Any, folder: Path, shard_bytes: int) -> None:
+def _write_weights(parameters: Mapping[str, Tensor], layout: Any, folder: Path, shard_bytes: int) -> set[str]:
+    """The weights, in one file or in shards with an index; the names of the files."""
     shards: list[dict[str, Any]] = [{}]
     size = 0
     for ours, parts in layout.items():
@@ -172,35 +145,13 @@ def _write_weights(parameters: Mapping[str, Tensor], layout: Any, folder: Path, 
         with replacing(folder / name) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, name)
-    stale = folder / "model.safetensors.index.json"
+    names = set(index.values())
     if len(shards) > 1:
         total = sum(parameters[ours].nbytes for ours in layout)
         table = {"metadata": {"total_size": total}, "weight_map": index}
-        write_atomically(stale, json.dumps(table, indent=2).encode() + b"\n")
-    else:
-        stale.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name in the same folder that takes the place of `path` once it is whole and on the disk."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """A small file, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+        write_atomically(folder / INDEX, json.dumps(table, indent=2).encode() + b"\n")
+        names.add(INDEX)
+    return names
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

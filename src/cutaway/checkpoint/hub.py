@@ -38,8 +38,7 @@ def cached(repo: str, *, revision: str | None = None, file: str | None = None) -
         return None
     if file is not None:
         return path if path.is_file() else None
-    has_tokenizer = any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES)
-    return path if has_tokenizer and _is_whole(path) else None
+    return path if _is_whole(path) else None
 
 
 def download(repo: str, *, revision: str | None = None, file: str | None = None, progress: bool = True) -> Path:

@@ -55,10 +55,11 @@ def load_network(
     config = _settle_head(config, layout, stored, report)
     if config.tied:
         layout = {ours: parts for ours, parts in layout.items() if ours != HEAD}
+    _check_names(layout, stored)  # before anything is built for each layer that the config claims
     with torch.device("meta"), _Uninitialised():
         network = Transformer(config)
     parameters = dict(network.named_parameters())
-    _check(parameters, layout, stored)
+    _check_shapes(parameters, layout, stored)
 
     tensors = {}
     for ours, parts in layout.items():
@@ -142,11 +143,14 @@ def _settle_head(config: ModelConfig, layout: Layout, stored: _Stored, report: L
     return replace(config, tied=False)
 
 
-def _check(parameters: Mapping[str, Tensor], layout: Layout, stored: _Stored) -> None:
+def _check_names(layout: Layout, stored: _Stored) -> None:
     missing = [part.theirs for _, part in foreign_parts(layout) if part.theirs not in stored.names]
     if missing:
         rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(f"the file has no tensor {missing[0]}{rest}: weights and config are not of one model")
+
+
+def _check_shapes(parameters: Mapping[str, Tensor], layout: Layout, stored: _Stored) -> None:
     unfilled = set(parameters) - set(layout)
     assert not unfilled, f"no layout entry for {sorted(unfilled)}"
     for ours, part in foreign_parts(layout):

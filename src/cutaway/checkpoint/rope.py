@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from cutaway.checkpoint.fields import Fields
+from cutaway.checked import is_finite
 from cutaway.config import (
     DynamicScaling,
     LinearScaling,
@@ -32,11 +33,13 @@ def read_rotary(
     theta_field: str = "rope_theta",
     share_field: str = "partial_rotary_factor",
     share: float = 1.0,
+    partial: bool = False,
     layer_type: str | None = None,
 ) -> RotaryConfig:
     """The rotation a config asks for; an explicit value beats any default, and a default in use is noted.
 
-    `layer_type` picks one entry where `rope_parameters` holds one a layer type. Source of the case: theta may stand
+    `partial`: whether the family's plain rotation can leave a part of the head as it is; where it cannot, the reference
+    ignores a share unless there is a scaling, and so do we. `layer_type` picks one entry where `rope_parameters` holds one a layer type. Source of the case: theta may stand
     inside `rope_parameters` alone.
     """
     nested = f.part("rope_parameters")
@@ -48,12 +51,12 @@ def read_rotary(
         f.notes.append(f"no {theta_field} in the config: the family's default {theta:g} is used")
         base = theta
     share = _first(f, scaling, "partial_rotary_factor", share_field) or share
-    d_rotary = int(d_head * share)
-    return RotaryConfig(
-        theta=base,
-        d_rotary=None if d_rotary == d_head else d_rotary,
-        scaling=None if scaling is None else _read_scaling(f, scaling, n_ctx),
-    )
+    kind = None if scaling is None else _read_scaling(f, scaling, n_ctx)
+    if kind is None and share != 1 and not partial:
+        f.notes.append(f"{share_field} = {share:g} is not used: the plain rotation of this family turns whole heads")
+        share = 1.0
+    d_rotary = int(min(d_head * share, 2**31))  # refused there: no head is so wide
+    return RotaryConfig(theta=base, d_rotary=None if d_rotary == d_head else d_rotary, scaling=kind)
 
 
 def _first(f: Fields, scaling: Fields | None, nested_name: str, name: str) -> float | None:
@@ -74,6 +77,8 @@ def _read_scaling(f: Fields, scaling: Fields, n_ctx: int) -> RopeScaling | None:
     original = f.optional_count("original_max_position_embeddings") or scaling.count(
         "original_max_position_embeddings", n_ctx
     )
+    if original < 2:
+        raise scaling.wrong("original_max_position_embeddings", original, "it must be 2 or more")
     if kind == "llama3":
         return Llama3Scaling(
             factor=scaling.number("factor"),
@@ -113,7 +118,7 @@ def _yarn_amplitude(scaling: Fields, factor: float) -> float:
 
 def _factors(scaling: Fields, name: str) -> tuple[float, ...]:
     values = scaling.data.get(name)
-    if not isinstance(values, list) or not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
+    if not isinstance(values, list) or not all(is_finite(v) and v > 0 for v in values):
         raise scaling.wrong(name, values, "it must list one divisor above 0 for each frequency")
     return tuple(float(v) for v in values)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from cutaway.checkpoint.files import read_json
 from cutaway.errors import CheckpointError, DamagedFileError, UnsupportedError
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -21,7 +23,7 @@ OTHERS = {"F64", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 
 @runtime_checkable
 class Weights(Protocol):
-    """The tensors of a checkpoint. `dtype` is the type most of them are stored in, or decode to."""
+    """The tensors of a checkpoint. `dtype` is the type most of their bytes are stored in, or decode to."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -98,9 +100,11 @@ class SafetensorsFolder:
                     raise DamagedFileError(f"{folder}: tensor {name} is in both {other} and {path.name}")
                 self._files[name] = file
         self.shapes = {name: file.shapes[name] for name, file in self._files.items()}
-        kinds = [file.entries[name]["dtype"] for name, file in self._files.items()]
-        floats = [kind for kind in kinds if kind in FLOATS]
-        self.dtype = FLOATS[max(set(floats), key=floats.count)] if floats else torch.float32
+        n_bytes: Counter[str] = Counter()
+        for name, file in self._files.items():
+            start, stop = file.entries[name]["data_offsets"]
+            n_bytes[file.entries[name]["dtype"]] += stop - start
+        self.dtype = FLOATS[max(FLOATS, key=lambda kind: n_bytes[kind])]
 
     def read(self, name: str) -> Tensor:
         """One tensor; valid until the next read."""
@@ -126,10 +130,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedFileError(f"{index}: no readable weight_map: fetch the index again") from error
+    table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not table or not all(isinstance(v, str) for v in table.values()):
         raise DamagedFileError(f"{index}: weight_map must map tensor names to file names: fetch the index again")
     return table

@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     the output any more.
     """
     _prepare_streams()
+    _prepare_threads()
     try:
         from typer.main import get_command
 
@@ -28,6 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _prepare_threads() -> None:
+    """On a busy machine torch's waiting threads sleep instead of spinning: spinning, they hold the core that the
+    thread they wait for needs. Must be said before torch is loaded."""
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _prepare_streams() -> None:

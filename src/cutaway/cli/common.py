@@ -91,9 +91,10 @@ def open_model(name: str, dtype: str | None, device: str | None) -> LanguageMode
 
     path = resolve(name)  # before the spinner: a download shows its own progress
     with waiting(f"loading {name}"):
-        from cutaway.language_model import load
+        from cutaway.language_model import LoadNote, load
         from cutaway.nn import few_rows
 
+        warnings.simplefilter("ignore", LoadNote)  # told below; `reported` puts the filters back
         model = load(path, dtype=dtype, device=device)
         if model.device.type == "cpu":
             few_rows.prepare(model.dtype)  # the very first time this compiles for some seconds

@@ -52,7 +52,7 @@ def _watched() -> bool:
 def linear_applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Few rows, whose width is the weight's."""
     return (
-        x.numel() <= MAX_ROWS.get(x.dtype, 0) * x.shape[-1]
+        0 < x.numel() <= MAX_ROWS.get(x.dtype, 0) * x.shape[-1]
         and readable(x, weight)
         and x.shape[-1] == weight.shape[1]
         and weight.is_contiguous()
@@ -84,7 +84,13 @@ def linear(
 
 def rms_norm_applies(x: Tensor, weight: Tensor) -> bool:
     """Few rows, in one piece of memory."""
-    return x.numel() <= FEW and readable(x, weight) and x.shape[-1] == weight.numel() and x.is_contiguous()
+    return (
+        x.numel() <= FEW
+        and readable(x, weight)
+        and x.shape[-1] == weight.numel()
+        and weight.is_contiguous()
+        and x.is_contiguous()
+    )
 
 
 def rms_norm(
@@ -166,7 +172,14 @@ def append(
 
 def attend_applies(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """One query a row."""
-    return q.shape[2] == 1 and readable(q, k) and v.dtype is k.dtype and q.stride(3) == k.stride(3) == v.stride(3) == 1
+    return (
+        q.shape[2] == 1
+        and readable(q, k)
+        and readable(q, v)
+        and k.shape == v.shape
+        and q.stride(3) == k.stride(3) == v.stride(3) == 1
+        and k.stride(2) > 0
+    )
 
 
 def attend(

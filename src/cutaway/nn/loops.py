@@ -79,7 +79,7 @@ def exp(x):
 # --- y = x Wᵀ + b -------------------------------------------------------------------------------------------
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, error_model="numpy")
 def product(arguments, kind):
     """y[row, o] = Σᵢ x[row, i] · w[o, i] + bias[o]: four rows of w at a time, each a stream memory delivers ahead."""
     _, x_at, w_at, bias_at, has_bias, y_at, n_rows, d_in, d_out, piece = carray(arguments, 10)
@@ -113,7 +113,7 @@ def product(arguments, kind):
 # --- x / √(mean(x²) + eps) · (offset + weight) --------------------------------------------------------------
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, error_model="numpy")
 def rms_norm(arguments, kind):
     _, x_at, weight_at, y_at, n_rows, d, eps, offset = carray(arguments, 8)
     x, y = numbers(x_at, n_rows * d, kind), numbers(y_at, n_rows * d, kind)
@@ -130,7 +130,7 @@ def rms_norm(arguments, kind):
 # --- x · cos + (x, its halves exchanged) · sin --------------------------------------------------------------
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, error_model="numpy")
 def rotate(arguments, kind):
     (_, x_at, y_at, cos_at, sin_at, n_rows, n_heads, d, d_rotary, x_row, x_head, table_row) = carray(arguments, 12)
     x, y = numbers(x_at, ANY, kind), numbers(y_at, ANY, kind)
@@ -151,7 +151,7 @@ def rotate(arguments, kind):
 # --- x + y and silu(gate) · up ------------------------------------------------------------------------------
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, error_model="numpy")
 def add(arguments, kind):
     _, x_at, y_at, z_at, n = carray(arguments, 5)
     x, y, z = numbers(x_at, n, kind), numbers(y_at, n, kind), numbers(z_at, n, kind)
@@ -159,7 +159,7 @@ def add(arguments, kind):
         put(z, i, number(x[i]) + number(y[i]))
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, error_model="numpy")
 def silu_gate(arguments, kind):
     _, gate_at, up_at, z_at, n_rows, d, gate_row, up_row = carray(arguments, 8)
     gate, up, z = numbers(gate_at, ANY, kind), numbers(up_at, ANY, kind), numbers(z_at, ANY, kind)
@@ -167,7 +167,7 @@ def silu_gate(arguments, kind):
         gates, ups = gate[row * gate_row :], up[row * up_row :]
         for i in range(d):
             x = number(gates[i])
-            small = exp(-abs(x))  # exp takes no positive number
+            small = exp(-abs(x)) if abs(x) < np.float32(87.0) else np.float32(0)  # exp takes no positive number
             share = np.float32(1) / (np.float32(1) + small)
             put(z, row * d + i, x * (share if x >= 0 else small * share) * number(ups[i]))
 
@@ -193,7 +193,7 @@ def append(arguments, kind):
 # --- softmax(scale · q kᵀ) v, for one query a row -----------------------------------------------------------
 
 
-@njit(fastmath=FAST)
+@njit(fastmath=FAST, error_model="numpy")
 def attend(arguments, kind):
     """A piece of work is one query head of one row; `ranges` are the first key a row sees and one past its last."""
     _, q_at, k_at, v_at, z_at, room_at, ranges_at, scale, n_rows, n_heads, n_kv, d, n_slots = carray(arguments, 13)

@@ -61,9 +61,9 @@ class Loop:
             if self.address:
                 return
             try:
-                self._compiled = cfunc(signature, cache=True, fastmath=FAST)(self.body)
+                self._compiled = cfunc(signature, cache=True, fastmath=FAST, error_model="numpy")(self.body)
             except Exception:  # no folder to keep it in, or a damaged file there: numba has no common error for these
-                self._compiled = cfunc(signature, fastmath=FAST)(self.body)
+                self._compiled = cfunc(signature, fastmath=FAST, error_model="numpy")(self.body)
             self.address = self._compiled.address
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from cutaway.errors import DamagedFileError, TokenizerError, UnsupportedError
+from cutaway.errors import CheckpointError, DamagedFileError, TokenizerError, UnsupportedError
 from cutaway.text.tokenizer import FLAGS, ID_LIMIT, Tokenizer, rust_errors
 
-__all__ = ["read_folder", "write_folder"]
+__all__ = ["end_ids_of", "read_folder", "remove_tokenizer", "write_folder"]
 
 TOKENIZER_LIMIT = 2**28  # bytes; the largest in use have 40 MB
 CONFIG_LIMIT = 2**24
+
+WRITTEN = ("tokenizer.json", "tokenizer_config.json")
+# What other writers put beside them, and what speaks louder than they do.
+OLDER = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
 
 NAMED = ("bos_token", "eos_token", "pad_token")
 
@@ -32,11 +36,10 @@ def read_folder(folder: Path) -> Tokenizer | None:
         return None
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
     _add_tokens(backend, folder, config)
-    model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
     bos_id, eos_id, pad_id = (_token_id(backend, config, name) for name in NAMED)
     first_id = _leading_id(backend)
     if bos_id is None:
-        known = _ids(model, "bos_token_id") & backend.get_added_tokens_decoder().keys()
+        known = _ids(_read_json(folder / "config.json"), "bos_token_id") & backend.get_added_tokens_decoder().keys()
         bos_id = first_id if first_id is not None else min(known, default=None)
     add_bos = config.get("add_bos_token")
     if not isinstance(add_bos, bool):
@@ -47,13 +50,23 @@ def read_folder(folder: Path) -> Tokenizer | None:
                 backend,
                 bos_id=bos_id,
                 eos_id=eos_id,
-                eos_ids=_ids(generation, "eos_token_id") | _ids(model, "eos_token_id"),
+                eos_ids=end_ids_of(folder),
                 pad_id=pad_id,
                 add_bos=add_bos and bos_id is not None,
                 chat_template=_chat_template(folder, config),
             )
     except TokenizerError as error:
         raise DamagedFileError(f"{folder}: {error}") from error
+
+
+def end_ids_of(folder: Path) -> frozenset[int]:
+    """The ids that end a text by config.json and generation_config.json: those of both.
+
+    Raises:
+        DamagedFileError: something that is no id.
+    """
+    model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
+    return _ids(generation, "eos_token_id") | _ids(model, "eos_token_id")
 
 
 def _read_backend(folder: Path) -> Backend | None:
@@ -231,8 +244,7 @@ def _read_text(path: Path, limit: int) -> str:
 
 
 def write_folder(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer's files; see `Tokenizer.save`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a tokenizer's files, then remove those of another that would be read beside them; see `Tokenizer.save`."""
     state = tokenizer.backend_state()
     leading = tokenizer.bos_id if tokenizer.add_bos else None
     if _leading_id(tokenizer.backend) != leading:
@@ -242,8 +254,26 @@ def write_folder(tokenizer: Tokenizer, folder: Path) -> None:
     config |= {name: tokenizer.backend.id_to_token(i) for name, i in ids.items() if i is not None}
     if tokenizer.chat_template is not None:
         config["chat_template"] = tokenizer.chat_template
-    _write_json(folder / "tokenizer.json", state)
-    _write_json(folder / "tokenizer_config.json", config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in zip(WRITTEN, (state, config), strict=True):
+            _write_json(folder / name, value)
+        _remove(folder, OLDER)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: the tokenizer cannot be written ({error.strerror or error}): give another folder, "
+            "or make room and rights there"
+        ) from error
+
+
+def remove_tokenizer(folder: Path) -> None:
+    """Leave no tokenizer in a folder."""
+    _remove(folder, WRITTEN + OLDER)
+
+
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _post_processor(tokenizer: Tokenizer, leading: int | None) -> Json:
@@ -259,8 +289,11 @@ def _post_processor(tokenizer: Tokenizer, leading: int | None) -> Json:
 
 def _write_json(path: Path, value: Json) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            json.dump(value, file, ensure_ascii=False, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from cutaway.config import Activation, CausalMaskConfig, MaskConfig, ModelConfig
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",

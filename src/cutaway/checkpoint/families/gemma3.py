@@ -19,9 +19,8 @@ def read(f: Fields) -> ModelConfig:
     windowed = read_layer_types(f, n_layers, [(i + 1) % pattern != 0 for i in range(n_layers)])
     d_head = f.count("head_dim", 256)
     far = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=1_000_000.0, layer_type="full_attention")
-    local = Fields({k: v for k, v in f.data.items() if k != "rope_scaling"}, f.origin)  # scaling is for the far ones
     near = read_rotary(
-        local,
+        f.replace(rope_scaling=None),  # scaling is for the far ones
         d_head=d_head,
         n_ctx=n_ctx,
         theta=10_000.0,

@@ -36,6 +36,7 @@ def read(f: Fields) -> ModelConfig:
             theta_field="rotary_emb_base",
             share_field="rotary_pct",
             share=0.25,
+            partial=True,
         ),
         attention=AttentionConfig(qkv_bias=bias, out_bias=bias),
         feedforward=FeedForwardConfig(activation=read_activation(f, "hidden_act", "gelu")),

@@ -35,6 +35,7 @@ def read_like_llama(
     activation: tuple[str, str] = ("hidden_act", "silu"),
     mlp_bias: bool = False,
     norm_offset: float = 0.0,
+    partial: bool = False,
     **parts: Any,
 ) -> ModelConfig:
     """The config of a llama relative: the keywords are what differs from one to the next."""
@@ -43,7 +44,7 @@ def read_like_llama(
     d_head = f.count("head_dim", d_head or max(d_model // n_heads, 1))
     n_ctx = f.count("max_position_embeddings", n_ctx)
     if "position" not in parts:
-        parts["position"] = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=theta)
+        parts["position"] = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=theta, partial=partial)
     return ModelConfig(
         n_layers=n_layers,
         n_ctx=n_ctx,

@@ -15,10 +15,10 @@ def read(f: Fields) -> ModelConfig:
     """A Phi3Config."""
     scaling = f.part("rope_scaling")
     if scaling is not None and scaling.data.get("type") == "yarn":  # an early name of longrope in this family
-        f = Fields({**f.data, "rope_scaling": {**scaling.data, "type": "longrope"}}, f.origin)
+        f = f.replace(rope_scaling={**scaling.data, "type": "longrope"})
     n_layers = f.n_layers()
     mask = masks_by_layer([True] * n_layers, f.optional_count("sliding_window"))
-    return read_like_llama(f, n_ctx=4096, eps=1e-5, mask=mask)
+    return read_like_llama(f, n_ctx=4096, eps=1e-5, mask=mask, partial=True)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
