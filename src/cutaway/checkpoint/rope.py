@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cutaway.checkpoint.fields import Fields
 from cutaway.checked import is_finite
+from cutaway.checkpoint.fields import Fields
 from cutaway.config import (
     DynamicScaling,
     LinearScaling,
@@ -39,8 +39,8 @@ def read_rotary(
     """The rotation a config asks for; an explicit value beats any default, and a default in use is noted.
 
     `partial`: whether the family's plain rotation can leave a part of the head as it is; where it cannot, the reference
-    ignores a share unless there is a scaling, and so do we. `layer_type` picks one entry where `rope_parameters` holds one a layer type. Source of the case: theta may stand
-    inside `rope_parameters` alone.
+    ignores a share unless there is a scaling, and so do we. `layer_type` picks one entry where `rope_parameters` holds
+    one a layer type.
     """
     nested = f.part("rope_parameters")
     if nested is not None and layer_type is not None and layer_type in nested:
@@ -52,7 +52,7 @@ def read_rotary(
         base = theta
     share = _first(f, scaling, "partial_rotary_factor", share_field) or share
     kind = None if scaling is None else _read_scaling(f, scaling, n_ctx)
-    if kind is None and share != 1 and not partial:
+    if kind is None and not partial and int(min(d_head * share, 2**31)) != d_head:
         f.notes.append(f"{share_field} = {share:g} is not used: the plain rotation of this family turns whole heads")
         share = 1.0
     d_rotary = int(min(d_head * share, 2**31))  # refused there: no head is so wide
