@@ -23,7 +23,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 COMMANDS = (
-    'cutaway run -m smollm2 --temperature 0 --max-tokens 23 "Once upon a time, a little robot"',
+    'cutaway run -m smollm2 --temperature 0 --max-tokens 64 "Once upon a time, a little robot"',
     "cutaway verify smollm2",
 )
 PICTURE = Path(__file__).with_name("session.svg")
