@@ -8,7 +8,7 @@ JOBS   ?= 2
 .PHONY: demo test bench fix clean
 
 demo: $(VENV)/.run                      ## install, fetch a small real model, and let it speak
-	$(BIN)/cutaway run -m smollm2 --max-tokens 48 --temperature 0 "The capital of France is"
+	$(BIN)/cutaway run -m smollm2 --max-tokens 48 --temperature 0 "Once upon a time, a little robot"
 
 test: $(VENV)/.dev                      ## every check
 	$(BIN)/ruff check .

@@ -33,6 +33,11 @@ class Tape(TorchDispatchMode):
         self.complete = True
         self._kept: list[Any] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No compiler runs here; asked to keep one away, torch would first import it, which takes a second."""
+        return False
+
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = op(*args, **(kwargs or {}))
         if not op.is_view and op not in ALLOCATIONS:
