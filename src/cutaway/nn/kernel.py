@@ -67,6 +67,7 @@ class Fused:
         if few_rows.attend_applies(q, k, v):
             return few_rows.attend(q, k, v, self.scale, mask.ranges)
         if mask.is_triangle:
+            q, k, v = (t.contiguous() for t in (q, k, v))  # heads that lie apart are read slower than copied
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
         return in_chunks(self.attend, q, k, v, mask)
 
