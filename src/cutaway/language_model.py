@@ -125,11 +125,8 @@ class LanguageModel:
         if not texts:
             return []
         tokens, n_real = padded(texts, self.device)
-        logits = self.network(tokens) if min(n_real) == max(n_real) else self._ragged(tokens, n_real)
+        logits = self.network.unembed(self.network.residual(tokens, n_new=n_real))
         return [row[:n] for row, n in zip(logits, n_real, strict=True)]
-
-    def _ragged(self, tokens: Tensor, n_real: list[int]) -> Tensor:
-        return self.network.unembed(self.network.residual(tokens, n_new=n_real))
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Output | list[Output]:
         """Continue a prompt, or a list of prompts together, each as it would be alone.

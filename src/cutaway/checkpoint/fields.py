@@ -9,8 +9,6 @@ from cutaway.checked import is_finite, short
 from cutaway.config import LIMITS
 from cutaway.errors import ConfigError
 
-_MISSING = object()
-
 
 class Fields:
     """A foreign configuration whose values are hostile until checked; `notes` collects what the user should know."""

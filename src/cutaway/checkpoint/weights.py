@@ -17,8 +17,6 @@ from cutaway.checkpoint.files import read_json
 from cutaway.errors import CheckpointError, DamagedFileError, UnsupportedError
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Buffers of old files may have any of these; they are listed, never read as weights.
-OTHERS = {"F64", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 
 
 @runtime_checkable
