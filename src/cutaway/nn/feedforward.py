@@ -49,7 +49,7 @@ class GatedFeedForward(nn.Module):
         self.activation = ACTIVATIONS[options.activation]
 
     def forward(self, x: Float[Tensor, "B T D"], tap: Tap) -> Float[Tensor, "B T D"]:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        gate, up = self.gate_up.halves(x)
         pre = tap("ff.pre", gate)
         post = tap("ff.post", self.gate(pre, up))
         return self.down(post)
@@ -58,7 +58,7 @@ class GatedFeedForward(nn.Module):
         """act(gate) ⊙ up."""
         if self.activation is F.silu and few_rows.silu_gate_applies(gate, up):
             return few_rows.silu_gate(gate, up)
-        return self.activation(gate) * up
+        return self.activation(gate).mul_(up)  # in place: for a long prompt, fresh memory costs more than the product
 
 
 def build_feedforward(config: ModelConfig) -> FeedForward | GatedFeedForward:

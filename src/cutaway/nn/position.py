@@ -124,7 +124,7 @@ def _rotate(
     if x.shape[-1] > d_rotary:
         turned, kept = x.split((d_rotary, x.shape[-1] - d_rotary), dim=-1)
         return torch.cat((_rotate(turned, cos, sin), kept), dim=-1)
-    return x * cos.to(x.dtype) + x.roll(d_rotary // 2, dims=-1) * sin.to(x.dtype)
+    return (x * cos.to(x.dtype)).addcmul_(x.roll(d_rotary // 2, dims=-1), sin.to(x.dtype))
 
 
 def _frequencies(config: RotaryConfig, d_rotary: int, n_tokens: int) -> Float[Tensor, " half"]:
