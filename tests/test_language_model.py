@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -148,7 +149,11 @@ def test_max_tokens_zero_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
         {"top_p": 0},
         {"top_k": -1},
         {"stop": [""]},
+        {"stop": ""},
+        {"stop": 5},
+        {"stop": [5]},
         {"logprobs": -1},
+        {"logprobs": True},
         {"seed": 2**70},
     ],
 )
@@ -156,6 +161,45 @@ def test_an_option_out_of_range_is_named_before_anything_runs(options: dict[str,
     (name,) = options
     with pytest.raises(GenerationError, match=name):
         build().generate(FIVE, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("max_token", "max_token is no option: did you mean max_tokens?"),
+        ("prompts", "prompts is no option: use max_tokens, temperature, "),
+    ],
+)
+def test_an_option_that_there_is_not_is_named(option: str, says: str) -> None:
+    model = build()
+    for call in (model.generate, model.stream):
+        with pytest.raises(GenerationError) as error:
+            call(FIVE, **{option: 3})
+        assert str(error.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (5, "prompt = 5: "),
+        (None, "prompt = None: "),
+        (torch.tensor(5), "prompt = tensor(5): "),
+        ([1.5], "1.5 is no token id"),
+        ([None], "None is no token id"),
+        ([1, "a"], "'a' is no token id"),
+        (["1", 1], "prompt = 1: "),
+        ([[1], [1.5]], "1.5 is no token id"),
+        (torch.tensor([1.5]), "tensor(1.5000) is no token id"),
+        (torch.zeros(2, 2, 2, 2, dtype=torch.long), "tensor([[0, 0], [0, 0]]) is no token id"),
+    ],
+)
+def test_what_is_neither_text_nor_ids_is_named(prompt: Any, says: str) -> None:
+    model = build()
+    for call in (model.generate, model.logits):
+        with pytest.raises(TokenizerError) as error:
+            call(prompt)
+        assert " ".join(str(error.value).split()).startswith(says)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("token", [-1, D_VOCAB, 2**40])
@@ -257,11 +301,20 @@ def test_nan_logits_stop_with_the_step() -> None:
         model.generate(FIVE)
 
 
-@pytest.mark.parametrize("prompt", [FIVE, "3 14 15 9 26", torch.tensor(FIVE), tuple(FIVE)])
+@pytest.mark.parametrize(
+    "prompt",
+    [FIVE, "3 14 15 9 26", torch.tensor(FIVE), tuple(FIVE), np.array(FIVE), [*torch.tensor(FIVE)], [*np.array(FIVE)]],
+)
 def test_wherever_text_goes_in_ids_go_in(prompt: Any) -> None:
     model = build()
     assert greedy(model, prompt).tokens == greedy(model, FIVE).tokens
     assert model.logits(prompt).shape == (5, D_VOCAB)
+
+
+@pytest.mark.parametrize("prompts", [[TWO, TWO], ["5 35", TWO], torch.tensor([TWO, TWO]), np.array([TWO, TWO])])
+def test_several_prompts_come_in_any_list(prompts: Any) -> None:
+    model = build()
+    assert [out.tokens for out in greedy(model, prompts)] == [greedy(model, TWO).tokens] * 2
 
 
 def test_text_for_a_model_of_ids_is_refused_kindly() -> None:

@@ -16,11 +16,13 @@ from cutaway.errors import (
     ContextError,
     CutawayError,
     DamagedFileError,
+    DataError,
     GenerationError,
     NumericsError,
     SourceError,
     TemplateError,
     TokenizerError,
+    TrainingError,
     UnsupportedError,
 )
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from cutaway.language_model import LanguageModel, Output, load
     from cutaway.network import Transformer
     from cutaway.presets import PRESETS
+    from cutaway.train.evaluate import evaluate
+    from cutaway.train.run import train
 
 __version__ = "0.1.0"
 
@@ -39,6 +43,7 @@ __all__ = [
     "ContextError",
     "CutawayError",
     "DamagedFileError",
+    "DataError",
     "GenerationError",
     "LanguageModel",
     "ModelConfig",
@@ -47,9 +52,12 @@ __all__ = [
     "SourceError",
     "TemplateError",
     "TokenizerError",
+    "TrainingError",
     "Transformer",
     "UnsupportedError",
+    "evaluate",
     "load",
+    "train",
 ]
 
 # Loaded when first asked for: importing cutaway imports no torch.
@@ -59,11 +67,16 @@ _LAZY = {
     "ModelConfig": "cutaway.config",
     "Output": "cutaway.language_model",
     "Transformer": "cutaway.network",
+    "evaluate": "cutaway.train.evaluate",
     "load": "cutaway.language_model",
 }
 
+_ROOMS = {"train"}  # packages that can be called themselves
+
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"cutaway.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'cutaway' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -41,9 +41,9 @@ def is_finite(value: object) -> TypeGuard[float]:
 
 
 def short(value: object) -> str:
-    """A value as a message shows it, 60 characters at most."""
+    """A value as a message shows it: on one line, 60 characters at most."""
     try:
-        text = repr(value)
+        text = repr(value).replace("\n", " ")
     except ValueError:  # a whole number of more digits than Python prints
         return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "…"

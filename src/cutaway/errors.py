@@ -8,9 +8,11 @@ CutawayError                  one line: the value, the limit, what to do next
 │   └── DamagedFileError      truncated, mislabelled or hostile bytes
 ├── TokenizerError            text or ids the tokenizer cannot take
 │   └── TemplateError         a chat template that failed, overran its limits, or reached outside its sandbox
-└── GenerationError           a request for tokens that cannot be served
-    ├── ContextError          prompt, or prompt + new tokens, past the model's context
-    └── NumericsError         logits that are not numbers
+├── GenerationError           a request for tokens that cannot be served
+│   ├── ContextError          prompt, or prompt + new tokens, past the model's context
+│   └── NumericsError         logits that are not numbers
+├── DataError                 texts that cannot be read, or are too few
+└── TrainingError             a run that cannot start, go on, or be resumed
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ __all__ = [
     "ContextError",
     "CutawayError",
     "DamagedFileError",
+    "DataError",
     "GenerationError",
     "NumericsError",
     "SourceError",
     "TemplateError",
     "TokenizerError",
+    "TrainingError",
     "UnsupportedError",
 ]
 
@@ -72,3 +76,11 @@ class ContextError(GenerationError):
 
 class NumericsError(GenerationError):
     """Logits that are not numbers."""
+
+
+class DataError(CutawayError):
+    """Texts that cannot be read, or are too few."""
+
+
+class TrainingError(CutawayError):
+    """A run that cannot start, go on, or be resumed."""

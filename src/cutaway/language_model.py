@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import inspect
 import json
-import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cutaway.checked import short
 from cutaway.checkpoint.files import write_atomically, writing
 from cutaway.checkpoint.folder import load_folder, save_folder
 from cutaway.checkpoint.gguf import GGUFFile
@@ -21,15 +23,19 @@ from cutaway.checkpoint.gguf_model import load_gguf
 from cutaway.checkpoint.load import LoadReport
 from cutaway.checkpoint.sources import default_model, resolve
 from cutaway.config import ModelConfig
-from cutaway.errors import ConfigError, ContextError, GenerationError, TokenizerError
+from cutaway.errors import ContextError, GenerationError, TokenizerError
 from cutaway.generate.decoding import Generation, Piece, Request, decode, padded
 from cutaway.generate.sampling import Choice, SamplingConfig
 from cutaway.generate.stopping import FinishReason, StopStrings
 from cutaway.network import Transformer
+from cutaway.nn.devices import as_device, as_dtype
 from cutaway.text.gguf_tokenizer import tokenizer_from_gguf
 from cutaway.text.ids import IdTokenizer
+from cutaway.text.pieces import token_id
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.text.tokenizer_files import end_ids_of, remove_tokenizer
+
+__all__ = ["LanguageModel", "LoadNote", "Output", "Prompt", "as_device", "as_dtype", "as_list", "load", "output_of"]
 
 Prompt = str | Sequence[int] | Tensor
 
@@ -114,7 +120,7 @@ class LanguageModel:
 
         Raises:
             ContextError: a prompt longer than the context.
-            TokenizerError: an id outside the vocabulary.
+            TokenizerError: an id outside the vocabulary, or what is neither text nor ids.
         """
         prompts, alone = as_list(prompt)
         rows = self._logits([self.ids(one) for one in prompts])
@@ -144,25 +150,26 @@ class LanguageModel:
             max_tokens: new tokens at most [256].
             temperature: 0 is greedy [0.8].
             top_k, top_p, min_p, repetition_penalty: see SamplingConfig [off].
-            stop: a string or several that end the text and are not part of it.
+            stop: a string or several, none of them empty, that end the text and are not part of it.
             seed: makes the run repeatable; None draws one.
             cache: False re-runs the whole text for every token, as the lecture's loop does.
             logprobs: how many best alternatives to report with each token [0: nothing].
         Raises:
-            GenerationError: an option out of its range.
+            GenerationError: an option out of its range, or one that there is not.
             ContextError: a prompt longer than the context.
+            TokenizerError: an id outside the vocabulary, or what is neither text nor ids.
         """
         pieces = self.run([prompt], **options)  # checked here and now, not at the first piece
         return (piece.text for _, piece in pieces if piece.text)
 
-    def _run(self, prompts: list[Prompt], **options: Any) -> list[Output]:
+    def _run(self, prompts: list[Prompt], /, **options: Any) -> list[Output]:
         generations = self.generations(prompts, **options)
         texts = {id(g): "" for g in generations}
         for generation, piece in decode(self.network, generations, use_cache=options.get("cache", True)):
             texts[id(generation)] += piece.text
         return [output_of(g, texts[id(g)]) for g in generations]
 
-    def run(self, prompts: Sequence[Prompt], **options: Any) -> Iterator[tuple[Generation, Piece]]:
+    def run(self, prompts: Sequence[Prompt], /, **options: Any) -> Iterator[tuple[Generation, Piece]]:
         """Every step of several prompts as it happens: the text so far and the piece it grew by."""
         generations = self.generations(prompts, **options)
         return decode(self.network, generations, use_cache=options.get("cache", True))
@@ -170,6 +177,7 @@ class LanguageModel:
     def generations(
         self,
         prompts: Sequence[Prompt],
+        /,
         *,
         max_tokens: int = 256,
         temperature: float = 0.8,
@@ -182,11 +190,14 @@ class LanguageModel:
         cache: bool = True,
         logprobs: int = 0,
         explain: bool = False,
+        **unknown: Any,
     ) -> list[Generation]:
         """The prompts, checked and ready to decode."""
+        if unknown:
+            raise GenerationError(no_such_option(next(iter(unknown))))
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
             raise GenerationError(f"max_tokens = {max_tokens!r}: it must be a whole number of 0 or more")
-        if not isinstance(logprobs, int) or not 0 <= logprobs <= self.config.d_vocab:
+        if isinstance(logprobs, bool) or not isinstance(logprobs, int) or not 0 <= logprobs <= self.config.d_vocab:
             raise GenerationError(f"logprobs = {logprobs!r}: it must be a whole number from 0 to {self.config.d_vocab}")
         sampling = SamplingConfig(
             temperature=temperature,
@@ -195,7 +206,7 @@ class LanguageModel:
             min_p=min_p,
             repetition_penalty=repetition_penalty,
         )
-        stops = StopStrings(stop or ())
+        stops = StopStrings(() if stop is None else stop)
         return [
             Generation(
                 Request(
@@ -220,8 +231,9 @@ class LanguageModel:
 
         Raises:
             GenerationError: an empty prompt for a model without BOS.
+            TokenizerError, ContextError: see `stream`.
         """
-        ids = self.encode(prompt) if isinstance(prompt, str) else [operator.index(token) for token in prompt]
+        ids = self.encode(prompt) if isinstance(prompt, str) else [*map(token_id, items_of(prompt))]
         if not ids:
             if self.tokenizer.bos_id is None:
                 raise GenerationError("the prompt is empty and this model has no begin token: give it some text")
@@ -235,33 +247,35 @@ class LanguageModel:
             )
         return ids
 
-    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+    def save(self, folder: str | Path, *, dtype: torch.dtype | str | None = None) -> None:
         """Write a folder that transformers loads as its native class, tokenizer included.
 
         What a model that was there before has under the same names is replaced; its other files of weights,
-        tokenizer and template are removed once the new ones are whole.
+        tokenizer and template are removed once the new ones are whole. Sampling defaults of the folder that this
+        model was loaded from are written again.
 
+        Args:
+            dtype: of the weights in the files, as in `load`; None keeps what they are held in.
         Raises:
+            ConfigError: a type that is none of these.
             UnsupportedError: an architecture that no family can express; nothing has been written then.
             CheckpointError: the folder cannot be written.
         """
-        folder, d_vocab = Path(folder), self.config.d_vocab
+        folder, d_vocab, loaded = Path(folder), self.config.d_vocab, self.report.generation
+        dtype = as_dtype(dtype)
         network = self.network if dtype is None else copy.deepcopy(self.network).to(dtype)
-        # A file may carry ids that its own vocabulary does not have; transformers refuses those.
         end_ids = [i for i in sorted(self.end_ids) if 0 <= i < d_vocab]
-        bos_id, pad_id = (
-            i if i is not None and 0 <= i < d_vocab else None for i in (self.tokenizer.bos_id, self.tokenizer.pad_id)
-        )
         ids = {
-            "bos_token_id": bos_id,
+            "bos_token_id": first_id((self.tokenizer.bos_id, loaded.get("bos_token_id")), d_vocab),
             "eos_token_id": end_ids[0] if len(end_ids) == 1 else end_ids or None,
-            "pad_token_id": pad_id,
+            "pad_token_id": first_id((self.tokenizer.pad_id, loaded.get("pad_token_id")), d_vocab),
         }
         save_folder(network, folder, preferred=self.report.family, extra=ids)
         with writing(folder):
             if isinstance(self.tokenizer, Tokenizer):
                 self.tokenizer.save(folder)
-            write_atomically(folder / "generation_config.json", json.dumps(ids, indent=2).encode() + b"\n")
+            generation = json.dumps(loaded | ids, indent=2).encode() + b"\n"
+            write_atomically(folder / "generation_config.json", generation)
             if not isinstance(self.tokenizer, Tokenizer):
                 remove_tokenizer(folder)
 
@@ -300,7 +314,10 @@ def load(
         network, report = load_folder(path, dtype, device)
         tokenizer = Tokenizer.from_folder(path)
         named_ends = end_ids_of(path)
-    reader = tokenizer or IdTokenizer(network.config.d_vocab)
+    bos_id, pad_id = (
+        first_id([report.generation.get(name)], network.config.d_vocab) for name in ("bos_token_id", "pad_token_id")
+    )
+    reader = tokenizer or IdTokenizer(network.config.d_vocab, bos_id=bos_id, pad_id=pad_id)
     if reader.d_vocab > network.config.d_vocab:
         report.notes.append(
             f"the tokenizer has ids up to {reader.d_vocab - 1}, the model up to {network.config.d_vocab - 1}: "
@@ -309,44 +326,6 @@ def load(
     for note in report.notes:
         warnings.warn(f"{path}: {note}", LoadNote, stacklevel=2)
     return LanguageModel(network, reader, report, end_ids=reader.eos_ids | named_ends)
-
-
-DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-}
-
-
-def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A type by its name.
-
-    Raises:
-        ConfigError: an unknown name, or a type no model runs in.
-    """
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in DTYPES.values():
-        raise ConfigError(f"dtype = {dtype!r}: use float32, bfloat16 or float16")
-    return found
-
-
-def as_device(device: torch.device | str | None) -> torch.device:
-    """A device by its name; None takes a GPU if there is one.
-
-    Raises:
-        ConfigError: no such device here.
-    """
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise ConfigError(f"device = {str(device)!r} cannot be used here ({reason}): try cpu") from error
-    return torch.device(device)
 
 
 def output_of(generation: Generation, text: str) -> Output:
@@ -363,9 +342,39 @@ def output_of(generation: Generation, text: str) -> Output:
     )
 
 
+def first_id(found: Iterable[Any], d_vocab: int) -> int | None:
+    """The first that is an id of the vocabulary: a file may carry one that is not, which transformers refuses."""
+    return next((i for i in found if type(i) is int and 0 <= i < d_vocab), None)
+
+
+def no_such_option(name: str) -> str:
+    """What to say about an option that `generations` does not have."""
+    parameters = inspect.signature(LanguageModel.generations).parameters.values()
+    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"{name} is no option: " + (f"did you mean {close[0]}?" if close else f"use {', '.join(known)}")
+
+
 def as_list(prompt: Any) -> tuple[list[Prompt], bool]:
-    """Prompts as a list, and whether it was a single one, text or ids. An empty list is no prompts."""
-    if isinstance(prompt, str) or (isinstance(prompt, Tensor) and prompt.ndim == 1):
+    """Prompts as a list, and whether it was a single one, text or ids. An empty list is no prompts.
+
+    Raises:
+        TokenizerError: neither text nor a list of any kind.
+    """
+    if isinstance(prompt, str) or getattr(prompt, "ndim", 0) == 1:  # a tensor or an array of ids, perhaps of none
         return [prompt], True
-    several = len(prompt) == 0 or isinstance(prompt[0], str | Sequence | Tensor)
-    return (list(prompt), False) if several else ([prompt], True)
+    items = items_of(prompt)
+    several = not items or isinstance(items[0], str | Sequence) or getattr(items[0], "ndim", 0) > 0
+    return (items, False) if several else ([items], True)
+
+
+def items_of(prompt: Any) -> list[Any]:
+    """What a list of any kind holds: a tensor and an array are lists too.
+
+    Raises:
+        TokenizerError: it is no list.
+    """
+    try:
+        return list(prompt)
+    except TypeError as error:  # a number, None
+        raise TokenizerError(f"prompt = {short(prompt)}: give text, token ids, or a list of such prompts") from error

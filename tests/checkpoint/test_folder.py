@@ -502,6 +502,60 @@ def test_the_ids_are_in_generation_config(tmp_path: Path) -> None:
     assert GenerationConfig.from_pretrained(tmp_path / "model").eos_token_id == [3, 5]
 
 
+def test_sampling_defaults_and_ids_survive_a_save(llama: Path, tmp_path: Path) -> None:
+    """Without a tokenizer, whose BOS and pad are the folder's own; G11: an empty prompt begins with BOS."""
+    edit_config(llama, bos_token_id=7, pad_token_id=99)
+    sampling = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    stated = sampling | {"eos_token_id": [1, 5], "pad_token_id": 0}
+    (llama / "generation_config.json").write_text(json.dumps(stated))
+    model = load(llama, device="cpu")
+    assert (
+        model.generate("", max_tokens=4, temperature=0).tokens
+        == model.generate("7", max_tokens=4, temperature=0).tokens
+    )
+    model.save(tmp_path / "again")
+    ids = {"bos_token_id": 7, "eos_token_id": [1, 5], "pad_token_id": 0}
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == sampling | ids
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert {name: config[name] for name in ids} == ids
+    again = load(tmp_path / "again", device="cpu").tokenizer
+    assert (again.bos_id, again.pad_id) == (7, 0)
+
+
+def test_an_id_past_the_vocabulary_is_no_bos(llama: Path) -> None:
+    (llama / "generation_config.json").unlink()
+    edit_config(llama, bos_token_id=1000)
+    assert load(llama, device="cpu").tokenizer.bos_id is None
+
+
+def test_ids_that_only_the_config_names_survive_beside_a_tokenizer(tmp_path: Path) -> None:
+    """A pad that no tokenizer file knows."""
+    language_model(tokenizer=bytes_tokenizer()).save(tmp_path / "model")
+    edit_config(tmp_path / "model", pad_token_id=3)
+    load(tmp_path / "model", device="cpu").save(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["pad_token_id"] == 3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bf16", torch.bfloat16])
+def test_weights_are_saved_in_the_type_asked_for(tmp_path: Path, dtype: Any) -> None:
+    language_model().save(tmp_path / "model", dtype=dtype)
+    assert {t.dtype for t in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", ["float64", torch.float64, torch.int8, 5])
+def test_a_type_that_cannot_be_loaded_is_not_saved(tmp_path: Path, dtype: Any) -> None:
+    with pytest.raises(ConfigError, match=r"dtype = .*: use float32, bfloat16 or float16"):
+        language_model().save(tmp_path / "model", dtype=dtype)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("device", ["meta", "nonsense", torch.device("meta"), 1.5])
+def test_a_device_that_holds_no_numbers_is_refused(llama: Path, device: Any) -> None:
+    with pytest.raises(ConfigError, match="device = ") as error:
+        load(llama, device=device)
+    assert "\n" not in str(error.value)
+
+
 def test_what_no_family_can_express_writes_nothing(tmp_path: Path) -> None:
     config = ModelConfig.from_dict(OURS["classic"].to_dict() | {"position": {"kind": "NoPositionConfig"}})
     report = LoadReport(family="llama", source="test", stored="float32")

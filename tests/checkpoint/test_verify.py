@@ -175,6 +175,26 @@ def test_a_folder_that_comes_back_changed(loaded: Loaded, monkeypatch: pytest.Mo
     assert failed(*loaded) == {"saved = loaded"}
 
 
+@pytest.mark.parametrize(("before", "after", "state"), [(0.5, "nan", "failed"), ("nan", "nan", "passed")])
+def test_a_weight_that_comes_back_as_no_number(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, before: float | str, after: str, state: str
+) -> None:
+    """One number in all; one that was none before is no change."""
+    network, report = loaded
+
+    def lossy(path: Path, *rest: Any) -> Loaded:
+        again, found = load_folder(path, *rest)
+        with torch.no_grad():
+            again.embed.weight[3, 1] = float(after)
+        return again, found
+
+    with torch.no_grad():
+        network.embed.weight[3, 1] = float(before)
+    monkeypatch.setattr(checks, "load_folder", lossy)
+    check = checks.saved(network, report.family)
+    assert (check.state, check.error) == (state, int(state == "failed"))
+
+
 def test_a_model_too_large_to_save_is_not_saved(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "MAX_SAVED_BYTES", 1000)
     result = verify(loaded[0], IDS, loaded[1])

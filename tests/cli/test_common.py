@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import subprocess
 import sys
 import warnings
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cutaway.cli.common import as_text, reported
+from cutaway.cli.common import as_text, leaving_at_once, reported
 from cutaway.errors import ConfigError, TokenizerError
 from cutaway.show.terminal import count, size
 from support.commands import Commands, save_model
@@ -109,3 +110,41 @@ def test_streams_that_are_full_or_closed_cause_no_traceback(redirections: str, c
     found = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
     assert found.returncode == code
     assert found.stderr == ("error: No space left on device\n" if code else "")
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+            except KeyboardInterrupt:
+                pass  # as a library on the way may do
+
+sys.meta_path.insert(0, Interrupting())
+from cutaway.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_ends_it_silently_while_libraries_are_imported(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    command = [sys.executable, "-c", INTERRUPTED, "run", "-m", str(folder), "--max-tokens", "1", "x"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
+def test_ctrl_c_is_an_exception_again_once_the_model_is_there() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with leaving_at_once():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with leaving_at_once():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""cutaway convert: a folder that transformers loads with equal logits, and nothing overwritten by surprise."""
+"""cutaway convert: a folder or a file that others load with equal logits, and nothing overwritten by surprise."""
 
 from __future__ import annotations
 
@@ -48,6 +48,63 @@ def test_a_gguf_file_becomes_a_folder(cutaway: Commands, tmp_path: Path) -> None
     direct = library.load(quantised, dtype="bf16").network.state_dict()
     for name, weight in library.load(tmp_path / "half").network.state_dict().items():
         assert torch.equal(weight, direct[name]), name
+
+
+def test_a_folder_becomes_a_gguf_file(cutaway: Commands, talker: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "talker.gguf"
+    code, out, err = cutaway("convert", talker, file)
+    assert (code, out) == (0, f"{file}: {file.stat().st_size / 1e3:.1f} kB, weights in f32\n"), err
+    assert err == ("note: the tokenizer has no end token, a GGUF file cannot say so: llama.cpp ends texts at id 11\n")
+    before, after = library.load(talker), library.load(file)
+    ids = before.encode("naïve 😸\n42")
+    assert after.encode("naïve 😸\n42") == ids
+    assert after.tokenizer.chat_template == before.tokenizer.chat_template
+    assert torch.equal(after.logits(ids), before.logits(ids))
+
+
+def test_to_says_what_to_write_whatever_the_name(cutaway: Commands, talker: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talker"
+    code, out, _ = cutaway("convert", talker, file, "--to", "gguf", "--dtype", "Q8_0", "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "source": str(talker), "file": str(file), "dtype": "q8_0", "files": {"talker": file.stat().st_size},
+    }  # fmt: skip
+    assert file.read_bytes()[:4] == b"GGUF"
+    assert cutaway("convert", talker, tmp_path / "folder.gguf", "--to", "folder")[0] == 0
+    assert (tmp_path / "folder.gguf" / "config.json").is_file()
+    assert cutaway("convert", talker, tmp_path / "x", "--to", "onnx")[0] == 2
+
+
+def test_a_file_in_the_way_stops_it_unless_forced(cutaway: Commands, talker: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talker.gguf"
+    file.write_text("mine")
+    assert "already exists: name another file, or add --force" in cutaway.error("convert", talker, file)
+    assert file.read_text() == "mine"
+    assert cutaway("convert", talker, file, "--force")[0] == 0
+    before = file.read_bytes()
+    assert "is what is being read" in cutaway.error("convert", file, file, "--force")
+    assert "is a folder: name a file" in cutaway.error("convert", talker, tmp_path, "--to", "gguf")
+    assert "is a folder: name a file" in cutaway.error("convert", talker, tmp_path, "--to", "gguf", "--force")
+    assert [path.name for path in tmp_path.iterdir()] == ["talker.gguf"]
+    assert file.read_bytes() == before
+
+
+def test_each_kind_of_output_has_its_types(cutaway: Commands, talker: Path, tmp_path: Path) -> None:
+    wrong = cutaway.error("convert", talker, tmp_path / "x.gguf", "--dtype", "bfloat16")
+    assert wrong == "dtype = 'bfloat16': a GGUF file is written in f32, f16 or q8_0"
+    assert "use float32, bfloat16 or float16" in cutaway.error("convert", talker, tmp_path / "x", "--dtype", "q8_0")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_llama_cpp_does_not_have_is_refused(cutaway: Commands, tmp_path: Path) -> None:
+    reference_folder(tmp_path / "in", "qwen3")
+    code, _, err = cutaway("convert", tmp_path / "in", tmp_path / "x.gguf")
+    assert (code, err.splitlines()[-1]) == (
+        1,
+        "error: attention.qk_norm = head: llama.cpp's llama has None, and GGUF is written for its gpt2 and "
+        "llama alone: convert to a folder instead",
+    )
+    assert not (tmp_path / "x.gguf").exists()
 
 
 def test_the_tokenizer_goes_along(cutaway: Commands, talker: Path, tmp_path: Path) -> None:

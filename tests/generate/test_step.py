@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from cutaway.config import ModelConfig
 from cutaway.generate.decoding import next_scores
 from cutaway.generate.step import Step
 from cutaway.network import Transformer
+from cutaway.nn.block import Block
 from cutaway.nn.cache import Cache
 from cutaway.nn.tape import Tape
 from support.tiny import OURS, distance, random_network, random_tokens
@@ -133,17 +137,53 @@ def test_the_public_face_runs_on_the_tape(monkeypatch: pytest.MonkeyPatch) -> No
     assert recorded.tokens == model.generate([1, 2, 3], max_tokens=20, temperature=0, cache=False).tokens
 
 
+class Wrapped(nn.Module):
+    """A block inside somebody's own module."""
+
+    def __init__(self, block: nn.Module, note: Callable[..., None]) -> None:
+        super().__init__()
+        self.block, self.note = block, note
+
+    def forward(self, *args: Any) -> Tensor:
+        self.note()
+        return self.block(*args)
+
+
+def noting_forward(block: nn.Module, note: Callable[..., None]) -> Callable[..., Tensor]:
+    original = block.forward
+    return lambda *args: note() or original(*args)
+
+
 @pytest.mark.usefixtures("inference")
-def test_a_network_with_hooks_is_not_recorded() -> None:
+@pytest.mark.parametrize("put_in", ["hook", "global hook", "forward", "forward of the class", "module"])
+def test_somebodys_own_python_runs_at_every_step(put_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a network is not recorded."""
     network = random_network(OURS["grouped"])
+    block = network.blocks[1]
     seen: list[int] = []
-    network.blocks[1].register_forward_hook(lambda *_: seen.append(1))
-    tokens = random_tokens(1, 10)
-    _, step = start(network, tokens, [4])
-    seen.clear()
-    for i in range(4, 8):
-        step.scores(tokens[:, i : i + 1])
-    assert len(seen) == 4
+
+    def note(*module: Any) -> None:
+        if not module or module[0] is block:
+            seen.append(1)
+
+    with ExitStack() as stack:
+        if put_in == "hook":
+            block.register_forward_hook(note)
+        elif put_in == "global hook":
+            stack.callback(register_module_forward_hook(note).remove)
+        elif put_in == "forward":
+            block.forward = noting_forward(block, note)
+        elif put_in == "forward of the class":
+            original = Block.forward
+            monkeypatch.setattr(Block, "forward", lambda self, *args: note(self) or original(self, *args))
+        else:
+            network.blocks[1] = Wrapped(block, note)
+        tokens = random_tokens(1, 10)
+        _, step = start(network, tokens, [4])
+        seen.clear()
+        for i in range(4, 8):
+            step.scores(tokens[:, i : i + 1])
+        assert len(seen) == 4
 
 
 @pytest.mark.usefixtures("inference")

@@ -94,6 +94,17 @@ def test_frequencies_do_not_pile_up() -> None:
     assert len(rotary._known) <= 66
 
 
+def test_what_another_thread_clears_is_still_returned() -> None:
+    class Cleared(dict):  # type: ignore[type-arg]
+        def __setitem__(self, key: object, value: object) -> None:
+            """Gone before it is read."""
+
+    rotary = Rotary(RotaryConfig(scaling=DynamicScaling(factor=2.0, n_ctx_original=8)), 4)
+    expected = rotary.frequencies(20, CPU)
+    rotary._known = Cleared()
+    assert torch.equal(rotary.frequencies(20, CPU), expected)
+
+
 def test_a_network_shares_modules_between_layers_of_one_kind() -> None:
     from cutaway.network import Transformer
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from cutaway.text.ids import IdTokenizer
 from cutaway.text.stream import TextStream
 from cutaway.text.tokenizer import Tokenizer
 from support.vocabularies import BYTES, byte_level, llama3, sentencepiece
@@ -95,6 +97,15 @@ def test_a_leading_space_is_dropped_once():
     assert [stream.push(i) for i in (he, he)] == [" he", " he"]
     stream = SPM.stream()
     assert [stream.push(i) for i in (1, he, 2)] == ["", "he", ""], "special tokens are left out"
+
+
+def test_ids_may_be_tensors():
+    """One that names a special token is left out like the number."""
+    he = SPM.backend.token_to_id("▁he")
+    stream = SPM.stream()
+    assert [stream.push(i) for i in torch.tensor([1, he, 2])] == ["", "he", ""]
+    assert [IdTokenizer(9).stream().push(i) for i in torch.tensor([5, 6])] == ["5 ", "6 "]
+    assert IdTokenizer(9).decode(torch.tensor([5, 6])) == "5 6 "
 
 
 def test_a_token_costs_the_same_at_the_end():

@@ -6,6 +6,7 @@ import pickle
 import threading
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -313,3 +314,19 @@ def test_a_byte_without_a_token_is_refused_not_dropped() -> None:
     assert tokenizer.encode("ab") == [0, 1]
     with pytest.raises(TokenizerError, match="0x04"):
         tokenizer.encode("a\x04b")
+
+
+def test_ids_may_come_in_a_tensor():
+    """A tensor of one id is found in no set, because it is equal to a number and hashed by what it is."""
+    for tokenizer in (GPT2, LLAMA3, SPM["legacy"]):
+        first = min(tokenizer.special_ids)
+        ids = [first, *tokenizer.encode("he ?", bos=False), first]
+        tensor = torch.tensor(ids)
+        for skip_special in (True, False):
+            assert tokenizer.decode(tensor, skip_special=skip_special) == tokenizer.decode(
+                ids, skip_special=skip_special
+            )
+        assert "<" not in tokenizer.decode(tensor, skip_special=True)
+        assert tokenizer.token_text(tensor[0]) == tokenizer.token_text(first)
+    with pytest.raises(TokenizerError, match=r"tensor\(1\.5000\) is no token id"):
+        GPT2.decode(torch.tensor([1.5]))

@@ -301,6 +301,20 @@ def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, text: str):
     assert "\n" not in str(error.value)
 
 
+def test_an_id_of_plain_text_does_not_become_a_control_token(tmp_path: Path):
+    """The model ends at "!", which transformers too must go on reading as text; config.json keeps the id."""
+    mark = BYTES["!"]
+    tokenizer = load(write(tmp_path / "a", gpt2(), config={"eos_token_id": mark}))
+    assert tokenizer.eos_id == mark
+    tokenizer.save(tmp_path / "b")
+    assert "eos_token" not in json.loads((tmp_path / "b" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "b")
+    assert mark not in theirs.all_special_ids
+    again = load(write(tmp_path / "b", config={"eos_token_id": mark}))
+    assert (again.eos_ids, again.special_ids) == (tokenizer.eos_ids, tokenizer.special_ids)
+    assert again.decode([mark], skip_special=True) == "!"
+
+
 @pytest.mark.parametrize(
     "files",
     [

@@ -26,6 +26,7 @@ from cutaway.network import Transformer
 
 SHARD_BYTES = 4 << 30
 INDEX = "model.safetensors.index.json"
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|" + re.escape(INDEX))
 
 
@@ -55,12 +56,22 @@ def load_folder(
     config = family.read(fields)
     weights = SafetensorsFolder(folder)
     report = LoadReport(
-        family=family.model_type, source=str(folder), stored=_dtype_name(weights.dtype), notes=fields.notes
+        family=family.model_type,
+        source=str(folder),
+        stored=_dtype_name(weights.dtype),
+        notes=fields.notes,
+        generation=_generation(folder, data),
     )
     network = load_network(
         weights, config, family.layout(config), report, buffers=family.buffers, dtype=dtype, device=device
     )
     return network, report
+
+
+def _generation(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    stated = read_json(path) if path.is_file() else {}
+    return stated | {name: data[name] for name in IDS if name in data and stated.get(name) is None}
 
 
 def native_family(config: ModelConfig, preferred: str | None = None) -> tuple[Family, dict[str, Any]]:
@@ -109,7 +120,7 @@ def save_folder(
     stored = dict(network.named_parameters())
     parameters = {name: stored[wrapped].detach().cpu() for name, wrapped in without_wrappers(stored).items()}
     # Named even where there is none: the classes' own defaults may lie outside this vocabulary.
-    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    no_ids = dict.fromkeys(IDS)
     data = {
         **data,
         **no_ids,

@@ -23,7 +23,10 @@ EMBED = "embed.weight"
 
 @dataclass(kw_only=True)
 class LoadReport:
-    """What was found in a file and what became of it."""
+    """What was found in a file and what became of it.
+
+    `generation` holds the fields of a folder's generation_config.json, and the ids that only its config.json names.
+    """
 
     family: str
     source: str
@@ -31,6 +34,7 @@ class LoadReport:
     used: list[str] = field(default_factory=list)
     unused: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    generation: dict[str, Any] = field(default_factory=dict)
 
 
 def load_network(

@@ -19,6 +19,7 @@ from typing import Literal
 
 from cutaway.checkpoint import hub, wheel
 from cutaway.checkpoint.aliases import ALIASES, Alias
+from cutaway.checkpoint.files import read_json
 from cutaway.errors import SourceError
 
 __all__ = ["ModelEntry", "bundled_models", "cache_folder", "default_model", "known_models", "resolve"]
@@ -45,7 +46,7 @@ def resolve(name: str | Path, *, revision: str | None = None, progress: bool = T
     """The model folder or .gguf file that a name stands for, downloaded if the name needs it.
 
     Args:
-        name: a folder with a config.json, a .gguf file, a bundled name, an alias,
+        name: a folder with a config.json, a training run's folder, a .gguf file, a bundled name, an alias,
             a Hub id `org/name`, or one file of it, `org/name:file.gguf`.
         revision: branch, tag or commit on the Hub.
         progress: show downloads on stderr.
@@ -131,6 +132,8 @@ def _local(text: str, *, is_path: bool) -> Path | None:
     path = Path(text).expanduser()
     if text and ((path / "config.json").is_file() or (path.suffix.lower() == ".gguf" and path.is_file())):
         return path
+    if text and (path / "run.json").is_file():
+        return _checkpoint_of(path)
     if not is_path:
         return None
     if path.is_dir():
@@ -145,6 +148,17 @@ def _local(text: str, *, is_path: bool) -> Path | None:
     close = _close(missing.name, [entry.name for entry in parent.iterdir()] if parent.is_dir() else [])
     holds = f"which holds {close}" if close else f"which holds nothing like {_shown(missing.name)}"
     raise SourceError(f"{_shown(text)} does not exist: the nearest existing parent is {_shown(str(parent))}, {holds}")
+
+
+def _checkpoint_of(run: Path) -> Path:
+    """The best checkpoint of a training run by validation, or its newest."""
+    newest = max(run.glob("step-*/state.json"), default=None)
+    if newest is None:
+        raise SourceError(f"the run {_shown(str(run))} has saved no model yet: wait for its first checkpoint")
+    position = read_json(newest).get("position")
+    best = position.get("best_step") if isinstance(position, dict) else None
+    folder = run / f"step-{best:08d}" if isinstance(best, int) else newest.parent
+    return folder if (folder / "config.json").is_file() else newest.parent
 
 
 def _looks_like_path(text: str) -> bool:

@@ -9,8 +9,10 @@ import typer
 from cutaway import __version__
 from cutaway.cli.chat import chat
 from cutaway.cli.convert import convert
+from cutaway.cli.eval import evaluate
 from cutaway.cli.models import models
 from cutaway.cli.run import run
+from cutaway.cli.train import train
 from cutaway.cli.verify import verify
 
 # Plain help: it needs no rich, reads the same everywhere, and goes into the docs as it is.
@@ -40,5 +42,5 @@ def _cutaway(
 ) -> None: ...
 
 
-for verb in (run, chat, models, verify, convert):
-    app.command()(verb)
+for verb in (run, chat, train, evaluate, models, verify, convert):
+    app.command(None if verb is not evaluate else "eval")(verb)

@@ -7,9 +7,11 @@ import functools
 import io
 import json
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 
 import typer
@@ -90,7 +92,7 @@ def open_model(name: str, dtype: str | None, device: str | None) -> LanguageMode
     from cutaway.show.terminal import waiting
 
     path = resolve(name)  # before the spinner: a download shows its own progress
-    with waiting(f"loading {name}"):
+    with waiting(f"loading {name}"), leaving_at_once():
         from cutaway.language_model import LoadNote, load
         from cutaway.nn import few_rows
 
@@ -101,6 +103,31 @@ def open_model(name: str, dtype: str | None, device: str | None) -> LanguageMode
     for note in model.report.notes:
         tell("note", note)
     return model
+
+
+@contextlib.contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process on the spot, where nothing is to be saved.
+
+    Libraries that are being imported, or compile, may swallow the exception or break on it in words of their own.
+    """
+    asked = signal.getsignal(signal.SIGINT)
+    if asked is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, asked)
+
+
+def _leave(*_: object) -> None:
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # nobody reads, being written just now, closed
+        sys.stdout.flush()
+        if sys.stderr.isatty():
+            os.write(sys.stderr.fileno(), b"\r\x1b[2K\x1b[?25h")  # the spinner's line goes, the cursor it hid returns
+    os._exit(130)
 
 
 def dtype_name(model: LanguageModel) -> str:

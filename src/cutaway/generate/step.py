@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from cutaway.network import Shared, Transformer
 from cutaway.nn import few_rows
@@ -16,13 +17,14 @@ class Step:
     """The scores after one more token a row.
 
     A tape holds while rows, buffers and threads stay what they were. Hooks and weights are those of the beginning:
-    a network with hooks is not recorded, and weights replaced while a text runs are read from its next text on.
+    a network with hooks or somebody's own forward is not recorded, because the tape would leave their Python out;
+    weights replaced while a text runs are read from its next text on.
     """
 
     def __init__(self, network: Transformer, cache: Cache) -> None:
         self.network = network
         self.cache = cache
-        self._records = not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+        self._records = not _has_any_global_hook() and all(map(_runs_its_own_forward, network.modules()))
         self._weights = [parameter.detach() for parameter in network.parameters()]  # the tape holds their addresses
         self._tape: Tape | None = None
         self._key: tuple[int, ...] = ()
@@ -57,3 +59,9 @@ class Step:
                 old.copy_(new)
             self._tape.run()
         return self._logits.clone()  # the next step writes over it
+
+
+def _runs_its_own_forward(module: nn.Module) -> bool:
+    """Whether a call of this module is the forward written here, without a hook."""
+    replaced = "forward" in module.__dict__ or not type(module).forward.__module__.startswith(("cutaway.", "torch."))
+    return not (replaced or module._forward_hooks or module._forward_pre_hooks)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
+from cutaway.checked import short
 from cutaway.errors import GenerationError
 
 __all__ = ["MAX_STOPS", "FinishReason", "StopMatcher", "StopStrings"]
@@ -17,18 +18,21 @@ MAX_STOPS = 16
 
 
 class StopStrings(tuple[str, ...]):
-    """The distinct strings that end a text, in the order given.
+    """The distinct strings that end a text, in the order given: of one string, or of several.
 
     Raises:
-        GenerationError: an empty string, or more than `MAX_STOPS` different ones.
+        GenerationError: what is no text, an empty string, or more than `MAX_STOPS` different ones.
     """
 
     __slots__ = ()
 
-    def __new__(cls, stops: str | Sequence[str] = ()) -> StopStrings:
-        distinct = list(dict.fromkeys([stops] if isinstance(stops, str) else stops))
-        if not all(distinct):
-            raise GenerationError("stop = '': use strings of at least one character")
+    def __new__(cls, stops: Any = ()) -> StopStrings:
+        several = isinstance(stops, Iterable) and not isinstance(stops, str)
+        given = list(stops) if several else [stops]
+        for stop in given:
+            if not isinstance(stop, str) or not stop:
+                raise GenerationError(f"stop = {short(stop)}: use strings of at least one character")
+        distinct = list(dict.fromkeys(given))
         if len(distinct) > MAX_STOPS:
             raise GenerationError(f"stop has {len(distinct)} different strings: use at most {MAX_STOPS}")
         return super().__new__(cls, distinct)

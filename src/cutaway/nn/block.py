@@ -40,6 +40,7 @@ class Block(nn.Module):
         self.ff_norm = norm_at("pre", "sandwich")
         self.ff = build_feedforward(config)
         self.ff_post_norm = norm_at("post", "sandwich")
+        self.drop: Callable[[Tensor], Tensor] = no_norm  # training may set a dropout on what is added
 
     def forward(
         self,
@@ -52,8 +53,8 @@ class Block(nn.Module):
         tap = tap.inside(self.name)
         x = tap("resid_pre", x)
         read = tap("attn.norm", self.attn_norm(x))
-        gathered = tap("attn.out", self.attn_post_norm(self.attn(read, rotate, mask, cache, tap)))
+        gathered = tap("attn.out", self.drop(self.attn_post_norm(self.attn(read, rotate, mask, cache, tap))))
         mid = tap("resid_mid", add(x, gathered))
         read = tap("ff.norm", self.ff_norm(x if self.parallel else mid))
-        processed = tap("ff.out", self.ff_post_norm(self.ff(read, tap)))
+        processed = tap("ff.out", self.drop(self.ff_post_norm(self.ff(read, tap))))
         return tap("resid_post", add(mid, processed))

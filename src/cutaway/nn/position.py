@@ -87,11 +87,13 @@ class Rotary(NoPosition):
         """Radians per position of each pair, in a text of `n_tokens`. fp32 on purpose: bf16 cannot count to 300."""
         if not self.depends_on_length:
             n_tokens = 0
-        if (n_tokens, device) not in self._known:
+        found = self._known.get((n_tokens, device))
+        if found is None:
             if len(self._known) > 64:  # a text that grows token by token asks for a new length each time
-                self._known.clear()
-            self._known[n_tokens, device] = _frequencies(self.config, self.d_rotary, n_tokens).to(device)
-        return self._known[n_tokens, device]
+                self._known.clear()  # maybe of what another thread has just stored: each returns its own
+            found = _frequencies(self.config, self.d_rotary, n_tokens).to(device)
+            self._known[n_tokens, device] = found
+        return found
 
     def changes(self, n_before: int, n_after: int) -> bool:
         cpu = torch.device("cpu")

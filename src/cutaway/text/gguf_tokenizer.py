@@ -75,6 +75,9 @@ _START, _CONTRACTION = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}" + _TAIL
 _O200K = rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTION}|{_START}{_UPPER}+{_LOWER}*{_CONTRACTION}|\p{{N}}{{1,3}}" + _TAIL
 
+# Every character of a text lies in a match of each of these.
+WHOLE_PATTERNS = frozenset((_GPT2, _CL100K, _QWEN2, _TEKKEN, _O200K))
+
 _GPT2_RULE = WordRule(patterns=(_GPT2,))
 _DIGIT_RULE = WordRule(patterns=(r"\p{N}", _GPT2))
 _LLAMA3_RULE = WordRule(patterns=(_CL100K,), whole_words=True, add_bos=True)

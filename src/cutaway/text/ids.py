@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.errors import TokenizerError
+from cutaway.text.pieces import token_id
 
 
 class IdTokenizer:
     """Reads and writes token ids as whole numbers with a space behind each."""
 
-    bos_id: int | None = None
-    pad_id: int | None = None
-
-    def __init__(self, d_vocab: int, eos_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        d_vocab: int,
+        eos_ids: frozenset[int] = frozenset(),
+        *,
+        bos_id: int | None = None,
+        pad_id: int | None = None,
+    ) -> None:
         self.d_vocab = d_vocab
         self.eos_ids = eos_ids
+        self.bos_id = bos_id
+        self.pad_id = pad_id
 
     def encode(self, text: str, *, special: bool = False, bos: bool | None = None) -> list[int]:
         """The ids in the text.
@@ -35,7 +42,7 @@ class IdTokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The ids as text."""
-        return "".join(f"{i} " for i in ids)
+        return "".join(f"{token_id(i)} " for i in ids)
 
     def stream(self, *, skip_special: bool = True, continues: bool = False) -> IdStream:
         """Ids to text, one at a time."""
@@ -53,7 +60,7 @@ class IdStream:
     """One id, one piece of text."""
 
     def push(self, token: int) -> str:
-        return f"{token} "
+        return f"{token_id(token)} "
 
     def finish(self) -> str:
         return ""

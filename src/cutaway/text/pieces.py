@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,9 +11,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from cutaway.errors import UnsupportedError
+from cutaway.checked import short
+from cutaway.errors import TokenizerError, UnsupportedError
 
-__all__ = ["BYTE_OF_CHARACTER", "PieceRule"]
+__all__ = ["BYTE_OF_CHARACTER", "PieceRule", "token_id"]
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -27,6 +29,18 @@ def _byte_alphabet() -> dict[str, int]:
 
 BYTE_OF_CHARACTER = _byte_alphabet()
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def token_id(token: Any) -> int:
+    """A token's id as a plain number; it may come as a tensor of one, which no set or table would find.
+
+    Raises:
+        TokenizerError: what is no whole number.
+    """
+    try:
+        return operator.index(token)
+    except TypeError as error:
+        raise TokenizerError(f"{short(token)} is no token id; give whole numbers") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from typing import Protocol, runtime_checkable
 
-from cutaway.text.pieces import PieceRule
+from cutaway.text.pieces import PieceRule, token_id
 
 __all__ = ["TextStream"]
 
@@ -44,6 +44,7 @@ class TextStream:
         Raises:
             TokenizerError: an id that is no id.
         """
+        token = token_id(token)
         piece = self._tokenizer.token_bytes(token)
         if not piece or token in self._skip:
             return ""

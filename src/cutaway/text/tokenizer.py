@@ -9,15 +9,16 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from cutaway.errors import CutawayError, TemplateError, TokenizerError
 from cutaway.text.chat_template import ChatTemplate
-from cutaway.text.pieces import BYTE_OF_CHARACTER, PieceRule
+from cutaway.text.pieces import BYTE_OF_CHARACTER, PieceRule, token_id
 from cutaway.text.stream import TextStream
 
 __all__ = ["FLAGS", "ID_LIMIT", "Tokenizer", "rust_errors"]
@@ -46,11 +47,7 @@ class _Pieces(dict[int, bytes]):
         super().__init__(literal)
         self._backend, self._rule, self._d_vocab = backend, rule, d_vocab
 
-    def __missing__(self, token: object) -> bytes:
-        try:
-            index = operator.index(token)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise TokenizerError(f"{token!r} is no token id; give whole numbers") from error
+    def __missing__(self, index: int) -> bytes:
         if not 0 <= index < 2**31:
             raise TokenizerError(f"token id {index} is out of range; ids run from 0 to {self._d_vocab - 1}")
         # A model's vocabulary is often padded past its tokenizer's: such an id is no text, and no error.
@@ -111,6 +108,7 @@ class Tokenizer:
         # The library leaves such bytes out without a word.
         whole = self.rule.byte_level and getattr(backend.model, "unk_token", None) is None
         self._unwritable = {b for c, b in BYTE_OF_CHARACTER.items() if c not in vocabulary} if whole else set()
+        self._alphabet = _alphabet(backend)
 
         named = {bos_id, pad_id} | self.eos_ids
         self.special_ids = frozenset(i for i, token in self.added.items() if token.special or i in named)
@@ -212,10 +210,24 @@ class Tokenizer:
     def _with_controls(self, text: str) -> str:
         return self._control.sub(lambda name: self._alias[name[0]], text)
 
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text as `encode` gives them with bos=False, worked out on all cores.
+
+        Raises:
+            TokenizerError: a text that the vocabulary cannot express.
+        """
+        with rust_errors(TokenizerError, f"cannot encode {len(texts)} texts"):
+            encodings = self.backend.encode_batch_fast([*map(_well_formed, texts)], add_special_tokens=False)
+        return [self._checked(encoding.ids, text) for encoding, text in zip(encodings, texts, strict=True)]
+
     def _encode(self, text: str, shown: str) -> list[int]:
         # No alias may show up in an error: who knows it can write control tokens.
         with rust_errors(TokenizerError, f"cannot encode {shown[:40]!r}"):
             ids = self.backend.encode(_well_formed(text), add_special_tokens=False).ids
+        return self._checked(ids, shown)
+
+    def _checked(self, ids: list[int], shown: str) -> list[int]:
+        """The ids without aliases, if they say all of the text."""
         if not self._substitutes.keys().isdisjoint(ids):
             ids = [new for i in ids for new in self._substitutes.get(i, (i,))]
         lost = self._unwritable.intersection(shown.encode("utf-8", "replace"))
@@ -224,6 +236,15 @@ class Tokenizer:
             raise TokenizerError(
                 f"cannot encode {shown[:40]!r}: the vocabulary has no token for byte 0x{min(lost):02X}; leave it out"
             )
+        if self._alphabet is not None and (unknown := set(shown) - self._alphabet):
+            unknown -= set(self.rule.join(map(self.token_bytes, ids)))  # a control token's name may hold them
+            if unknown:
+                first = sorted((shown.index(character), character) for character in unknown)
+                listed = ", ".join(f"{character!r} at {i}" for i, character in first[:10])
+                more = f" and {len(first) - 10} more" if len(first) > 10 else ""
+                raise TokenizerError(
+                    f"cannot encode {shown[:40]!r}: the vocabulary has no {listed}{more}; leave such characters out"
+                )
         return ids
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[int]:
@@ -264,7 +285,9 @@ class Tokenizer:
         Raises:
             TokenizerError: a negative or absurd id.
         """
-        kept = (i for i in ids if i not in self.special_ids) if skip_special else ids
+        kept: Iterator[int] = map(token_id, ids)
+        if skip_special:
+            kept = filterfalse(self.special_ids.__contains__, kept)
         text = self.rule.join(map(self._pieces.__getitem__, kept))
         return text if continues else self.rule.strip_start(text)
 
@@ -278,11 +301,11 @@ class Tokenizer:
         Raises:
             TokenizerError: a negative or absurd id.
         """
-        return self._pieces[token]
+        return self._pieces[token_id(token)]
 
     def token_text(self, token: int) -> str:
         r"""A token to look at: its text, with bytes that are no character as \xff; `[id]` past the vocabulary."""
-        return self._pieces[token].decode("utf-8", "backslashreplace") or f"[{token}]"
+        return self.token_bytes(token).decode("utf-8", "backslashreplace") or f"[{token_id(token)}]"
 
 
 def _rebuild(state: str, arguments: dict[str, Any]) -> Tokenizer:
@@ -296,6 +319,17 @@ def _copy(token: AddedToken, content: str, *, special: bool) -> AddedToken:
 
 def _byte_names(character: str) -> list[str]:
     return [f"<0x{byte:02X}>" for byte in character.encode()]
+
+
+def _alphabet(backend: Backend) -> frozenset[str] | None:
+    """The characters of a vocabulary that has no other way to write one, which the library leaves out without a word;
+    None for any other vocabulary."""
+    model = backend.model
+    if not isinstance(model, models.BPE) or model.unk_token is not None or model.byte_fallback:
+        return None
+    if backend.normalizer is not None or backend.pre_tokenizer is not None:
+        return None
+    return frozenset(name for name in backend.get_vocab(with_added_tokens=False) if len(name) == 1)
 
 
 def _pattern(token: AddedToken) -> str:

@@ -251,7 +251,8 @@ def write_folder(tokenizer: Tokenizer, folder: Path) -> None:
         state["post_processor"] = _post_processor(tokenizer, leading)
     config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-    config |= {name: tokenizer.backend.id_to_token(i) for name, i in ids.items() if i is not None}
+    # Named here, a token that is plain text would become a control token; such an id is in the model's files alone.
+    config |= {name: tokenizer.added[i].content for name, i in ids.items() if i in tokenizer.added}
     if tokenizer.chat_template is not None:
         config["chat_template"] = tokenizer.chat_template
     try:

@@ -1,0 +1,226 @@
+"""A training run from its texts to its last checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor, nn
+
+from cutaway.checkpoint.files import read_json, write_atomically
+from cutaway.data.shards import Prepared, open_prepared
+from cutaway.errors import ConfigError, TrainingError
+from cutaway.language_model import LanguageModel, load
+from cutaway.network import Transformer
+from cutaway.nn.devices import as_device
+from cutaway.train import state
+from cutaway.train.config import TrainConfig
+from cutaway.train.display import Display
+from cutaway.train.distributed import Ranks, joined, replicate, shard
+from cutaway.train.initialise import fill, initialise
+from cutaway.train.loop import Loop
+from cutaway.train.loss import Objective
+from cutaway.train.optimizer import build_optimizers, past
+from cutaway.train.plan import available_memory
+from cutaway.train.settle import Settled, foresee, read_texts, settle
+from cutaway.train.state import Position
+from cutaway.train.watch import Watcher
+
+# What may change when a run is resumed. With other `steps` the rate follows the longer or shorter schedule from there.
+CHANGEABLE = ("steps", "lr", "eval_every", "sample_every", "save_every", "keep", "patience")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run ended. `end` is "finished", "stopped" (asked to, and saved) or "early" (no better for `patience`)."""
+
+    folder: str
+    end: str
+    step: int
+    loss: float | None  # of the last step made [nat/token]
+    best_step: int | None
+    best_loss: float | None
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def train(
+    texts: str | Path | Sequence[str | Path] = (),
+    *,
+    out: str | Path,
+    resume: bool = False,
+    device: torch.device | str | None = None,
+    display: Display | None = None,
+    **choices: Any,
+) -> TrainResult:
+    """Turn texts into a model.
+
+    Args:
+        texts: files, folders or globs; none when resuming.
+        out: the folder of the run, which can be loaded as a model from its first checkpoint on.
+        resume: go on with the run in `out` from its newest whole checkpoint, as if it had never stopped.
+        device: None takes a GPU if there is one.
+        choices: the fields of TrainConfig; when resuming, only those in CHANGEABLE.
+    Raises:
+        DataError: texts that cannot be read, or are too few.
+        ConfigError: a choice out of its range.
+        TrainingError: a run that cannot start, go on, or be saved.
+    """
+    folder = Path(out)
+    given = (texts,) if isinstance(texts, str | Path) else tuple(texts)
+    with joined(as_device(device)) as ranks, _alone(folder, ranks), torch.random.fork_rng():
+        shown = display if display is not None and ranks.leads else Display()
+        if resume:
+            config, settled = _read_run(folder, choices)
+            return _go(folder, config, settled, open_prepared(settled.data), None, ranks, shown)
+        config = _config(texts=tuple(str(text) for text in given), **choices)
+        ranks.wait()  # the first process may be about to write what the next line looks for
+        if (folder / "run.json").exists():
+            raise TrainingError(f"{folder} holds a run already: --resume it, or name another folder")
+        base = load(config.from_model, device="cpu", dtype="float32") if config.from_model else None
+        prepared = read_texts(config, base, shown)
+        settled = settle(config, prepared, base, ranks)
+        return _go(folder, config, settled, prepared, base, ranks, shown)
+
+
+def _go(
+    folder: Path,
+    config: TrainConfig,
+    settled: Settled,
+    prepared: Prepared,
+    base: LanguageModel | None,
+    ranks: Ranks,
+    display: Display,
+) -> TrainResult:
+    """From what was settled to the end."""
+    if prepared.val is not None and len(prepared.val) < settled.n_ctx + 1:
+        prepared.notes.append(
+            f"{len(prepared.val)} tokens to validate with, one window needs {settled.n_ctx + 1}: "
+            "training without validation"
+        )
+        prepared = replace(prepared, val=None)
+    plan = foresee(config, settled, prepared, ranks)
+    display.planned(plan, prepared.notes)
+    plan.check(available_memory(ranks.device) // ranks.neighbours)
+
+    objective, module = _spread(settled, config, base, ranks)
+    optimizers = build_optimizers(objective, config)
+    tensors = {name.removeprefix("network."): p for name, p in _everything(objective, optimizers)}
+    position = _restore(folder, tensors, ranks, display)
+    if ranks.leads:
+        content = {"config": config.to_dict(), "settled": settled.to_dict()}
+        write_atomically(folder / "run.json", json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+
+    loop = Loop(config, settled, objective, module, optimizers, prepared, ranks)
+    watcher = Watcher(folder, config, settled, objective, prepared.tokenizer, tensors, ranks, display)
+    watcher.seconds_per_token = plan.flops_per_token / (plan.peak * ranks.world)
+    with watcher.open(position.step):
+        end = loop.run(position, watcher)
+    return TrainResult(
+        folder=str(folder),
+        end=end,
+        step=position.step,
+        loss=watcher.loss,
+        best_step=position.best_step,
+        best_loss=position.best_loss,
+        seconds=position.seconds,
+    )
+
+
+def _everything(objective: Objective, optimizers: list[torch.optim.Optimizer]) -> Iterator[tuple[str, Tensor]]:
+    """All that a checkpoint holds: the weights, and what the optimizers keep of the past."""
+    yield from objective.named_parameters()
+    yield from past(objective, optimizers).items()
+
+
+def _spread(
+    settled: Settled, config: TrainConfig, base: LanguageModel | None, ranks: Ranks
+) -> tuple[Objective, nn.Module]:
+    """The network on its device, over the processes, with its first numbers; and the module that a step calls."""
+    with torch.device("meta"):
+        network = Transformer(settled.network)
+    objective = Objective(network)
+    if settled.compiled:
+        for block in network.blocks:
+            block.compile()
+    if settled.sharded:
+        shard(objective, settled.bf16)
+    objective.to_empty(device=ranks.device)
+    network.tie()
+    if base is None:
+        initialise(network, config.seed)
+    else:
+        fill(network, base.network)
+    if config.dropout:
+        for block in network.blocks:
+            block.drop = nn.Dropout(config.dropout)
+    return objective, objective if settled.sharded else replicate(objective, ranks)
+
+
+def _restore(folder: Path, tensors: dict[str, Tensor], ranks: Ranks, display: Display) -> Position:
+    """Where the run stands, with its numbers as they were then; its beginning, if nothing was saved yet."""
+    here = Position(world=ranks.world, threads=torch.get_num_threads())
+    if not state.steps(folder):
+        return here
+    path, position, damaged = state.newest(folder)
+    for problem in damaged:
+        display.note(f"damaged checkpoint, not used: {problem}")
+    state.restore(path, tensors, ranks)
+    display.note(f"resumed from {path}")
+    if (position.world, position.threads) != (here.world, here.threads):
+        display.note(
+            f"saved by {position.world} processes of {position.threads} threads, now {here.world} of {here.threads}: "
+            "equal but for rounding"
+        )
+    return replace(position, world=here.world, threads=here.threads)
+
+
+def _read_run(folder: Path, choices: dict[str, Any]) -> tuple[TrainConfig, Settled]:
+    """What the run in a folder was asked to do and settled, with what may change changed."""
+    if not (folder / "run.json").exists():
+        raise TrainingError(f"{folder} holds no run to resume: give texts to start one")
+    content = read_json(folder / "run.json")
+    config = TrainConfig.from_dict(content.get("config", {}))
+    fixed = [name for name, value in choices.items() if name not in CHANGEABLE and getattr(config, name, 0) != value]
+    if fixed:
+        raise TrainingError(
+            f"{', '.join(fixed)}: cannot change when a run is resumed, only {', '.join(CHANGEABLE)} can: "
+            f"start another run with --from {folder}"
+        )
+    return replace(config, **choices), Settled.from_dict(content.get("settled", {}))
+
+
+def _config(**choices: Any) -> TrainConfig:
+    try:
+        return TrainConfig(**choices)
+    except TypeError as error:
+        raise ConfigError(f"{str(error).rpartition('() ')[2]}: no such option of a training run") from error
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """One run at a time in a folder."""
+    if not ranks.leads:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout as error:
+        raise TrainingError(f"{folder}: another process trains there now: wait for it, or name another") from error
+    except OSError as error:
+        raise TrainingError(f"{folder}: cannot be written ({error.strerror}): name another folder") from error
+    try:
+        yield
+    finally:
+        lock.release()

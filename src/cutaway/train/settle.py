@@ -1,0 +1,151 @@
+"""What "auto" means on this machine: settled before the first step and kept, so that a resumed run computes alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cutaway.config import ModelConfig
+from cutaway.data.preparing import prepare
+from cutaway.data.shards import Prepared
+from cutaway.errors import DataError, TrainingError
+from cutaway.language_model import LanguageModel
+from cutaway.text.ids import IdTokenizer
+from cutaway.train.config import TrainConfig
+from cutaway.train.display import Display
+from cutaway.train.distributed import Ranks, check_batch
+from cutaway.train.plan import Plan, available_memory, make_plan
+
+LONG = 300.0  # predicted seconds from which compiling pays
+WIDE = 256  # d_model from which a CPU's bf16 products pay
+ROOM = 0.8  # of the memory there is: a model that needs more is sharded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """A run's decisions. `family` is what a model it started from was stored as."""
+
+    data: Path
+    network: ModelConfig
+    n_ctx: int
+    family: str
+    bf16: bool
+    sharded: bool
+    compiled: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What matrix products are made in."""
+        return torch.bfloat16 if self.bf16 else torch.float32
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"data": str(self.data), "network": self.network.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Settled:
+        """The inverse of `to_dict`.
+
+        Raises:
+            TrainingError: it is not what a run settled.
+        """
+        try:
+            return cls(**{**data, "data": Path(data["data"]), "network": ModelConfig.from_dict(data["network"])})
+        except (TypeError, KeyError) as error:
+            raise TrainingError(f"run.json is damaged or from another version ({error}): start another run") from error
+
+
+def read_texts(config: TrainConfig, base: LanguageModel | None, display: Display) -> Prepared:
+    """The texts as tokens: the base model's, where there is one and no tokenizer is asked for.
+
+    Raises:
+        DataError: texts that cannot be read, or are too few.
+    """
+    if not config.texts:
+        raise DataError("no texts: name a file, a folder or a glob of text")
+    own = base.tokenizer if base is not None and config.tokenizer == TrainConfig.tokenizer else None
+    if isinstance(own, IdTokenizer):
+        raise TrainingError(f"{config.from_model} has no tokenizer: name one with --tokenizer")
+    return prepare(
+        config.texts,
+        tokenizer=own or config.tokenizer,
+        vocab_size=config.vocab_size,
+        seed=config.seed,
+        val_fraction=config.val_fraction,
+        lenient=config.lenient,
+        text_field=config.text_field,
+        progress=display.reading,
+    )
+
+
+def settle(config: TrainConfig, prepared: Prepared, base: LanguageModel | None, ranks: Ranks) -> Settled:
+    """Decide everything that was left open.
+
+    Raises:
+        DataError: fewer tokens than one window needs.
+        TrainingError: a batch that does not split evenly, or a tokenizer with more ids than the base model.
+    """
+    d_vocab = prepared.tokenizer.d_vocab
+    network = config.model(d_vocab) if base is None else base.config
+    if d_vocab > network.d_vocab:
+        raise TrainingError(f"the tokenizer has {d_vocab} ids, the model {network.d_vocab}: use the model's own")
+    n_ctx = min(config.n_ctx or 1024, network.n_ctx)
+    if len(prepared.train) < n_ctx + 1:
+        raise DataError(
+            f"{len(prepared.train)} tokens to train on, one window of n_ctx = {n_ctx} needs {n_ctx + 1}: "
+            "give more text, or a smaller --n-ctx"
+        )
+    check_batch(config.batch_size, config.accumulate, ranks)
+    bf16 = config.precision == "bf16" or (config.precision == "auto" and _bf16_pays(ranks.device, network.d_model))
+    whole = Settled(
+        data=prepared.folder,
+        network=network,
+        n_ctx=n_ctx,
+        family="" if base is None else base.report.family,
+        bf16=bf16,
+        sharded=False,
+        compiled=False,
+    )
+    plan = foresee(config, whole, prepared, ranks)
+    fits = plan.n_bytes <= ROOM * available_memory(ranks.device) / ranks.neighbours
+    sharded = ranks.world > 1 and (config.parallel == "sharded" or (config.parallel == "auto" and not fits))
+    compiled = config.compile == "on" or (config.compile == "auto" and plan.seconds > LONG and _has_compiler())
+    return Settled(**{**vars(whole), "sharded": sharded, "compiled": compiled})
+
+
+def foresee(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ranks) -> Plan:
+    """What the run will cost."""
+    return make_plan(
+        settled.network,
+        n_tokens=len(prepared.train),
+        n_val_tokens=len(prepared.val) if prepared.val is not None else 0,
+        n_documents=prepared.n_documents,
+        batch_size=config.batch_size,
+        n_ctx=settled.n_ctx,
+        n_steps=config.steps,
+        optimizer=config.optimizer,
+        n_processes=ranks.world,
+        sharded=settled.sharded,
+        dtype=settled.dtype,
+        device=ranks.device,
+        accumulate=config.accumulate,
+    )
+
+
+def _bf16_pays(device: torch.device, d_model: int) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    if device.type != "cpu" or d_model < WIDE:
+        return False
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _has_compiler() -> bool:
+    named = os.environ.get("CXX")
+    return any(shutil.which(name) for name in ([named] if named else ["c++", "g++", "clang++", "cl"]))

@@ -1,0 +1,101 @@
+"""Many processes compute what one does: losses, gradients, weights; and each goes on with what the others saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cutaway
+from cutaway.train.run import train
+from support.commands import ENVIRONMENT
+
+OPTIONS: dict[str, Any] = {
+    "tokenizer": "bytes",
+    "n_layers": 2,
+    "n_heads": 2,
+    "d_model": 16,
+    "n_ctx": 8,
+    "batch_size": 8,
+    "accumulate": 2,
+    "warmup": 2,
+    "eval_windows": 5,
+    "eval_every": 3,
+    "save_every": 3,
+    "sample_every": 0,
+    "compile": "off",
+    "keep": 9,
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{n} bottles hang on the wall, take {n % 7} down.\n" for n in range(60)))
+    return path
+
+
+def torchrun(n: int, out: Path, *arguments: str | Path, **options: Any) -> str:
+    """The run by the command line in n processes on this machine; what it printed."""
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), "-m", "cutaway"]
+    flags = [f for name, value in options.items() for f in (f"--{name.replace('_', '-')}", str(value))]
+    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*argv, "train", *map(str, arguments), *flags], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def losses(out: Path) -> list[float]:
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [r.get("loss", r.get("val_loss")) for r in records if "loss" in r or "val_loss" in r]
+
+
+def weights(folder: Path) -> torch.Tensor:
+    return torch.cat([p.flatten() for p in cutaway.load(folder).network.parameters()])
+
+
+@pytest.mark.parametrize(("n", "parallel"), [(2, "sharded"), (2, "data"), (4, "sharded")])
+def test_many_are_as_one(text: Path, tmp_path: Path, n: int, parallel: str) -> None:
+    """Contract 8: the loss within 1e-6 relative; with AdamW's first steps the gradient shows in the weights."""
+    options = OPTIONS | {"steps": 6, "optimizer": "adamw", "precision": "fp32"}
+    train(text, out=tmp_path / "one", **options)
+    printed = torchrun(n, tmp_path / "many", text, **options, out=tmp_path / "many", parallel=parallel)
+    assert printed.count("step 6/6") == 1  # one process prints
+    assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
+    torch.testing.assert_close(weights(tmp_path / "many"), weights(tmp_path / "one"), atol=1e-5, rtol=1e-5)
+
+
+def test_muon_sharded_is_muon_whole(text: Path, tmp_path: Path) -> None:
+    options = OPTIONS | {"steps": 3, "optimizer": "muon", "precision": "fp32"}
+    train(text, out=tmp_path / "one", **options)
+    torchrun(2, tmp_path / "many", text, **options, out=tmp_path / "many", parallel="sharded")
+    assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)  # it rounds to bf16 inside
+
+
+def test_saved_by_two_resumed_by_one_and_back(text: Path, tmp_path: Path) -> None:
+    options = OPTIONS | {"optimizer": "adamw", "precision": "fp32"}
+    train(text, out=tmp_path / "whole", **options, steps=9)
+    out = tmp_path / "run"
+    torchrun(2, out, text, **options, out=out, steps=9, parallel="sharded")
+    keep_until(out, 3)
+    train(out=out, resume=True)  # one goes on from what two saved
+    keep_until(out, 6)
+    torchrun(2, out, resume=out)  # and two from what one saved
+    assert losses(out) == pytest.approx(losses(tmp_path / "whole"), rel=1e-6)
+    torch.testing.assert_close(weights(out), weights(tmp_path / "whole"), atol=1e-5, rtol=1e-5)
+
+
+def keep_until(out: Path, last: int) -> None:
+    """As if the run had been killed after this step's checkpoint."""
+    for step in out.glob("step-*"):
+        if int(step.name.removeprefix("step-")) > last:
+            step.rename(out / f".partial-{step.name}")

@@ -1,0 +1,44 @@
+"""The peak is measured on products that grow, once, and leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cutaway.train import peak
+from cutaway.train.peak import matrix_peak
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    matrix_peak.cache_clear()
+    yield
+    matrix_peak.cache_clear()
+
+
+def test_it_is_the_speed_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "SIZES", (256,))
+    before = torch.get_rng_state()
+    assert 1e8 < matrix_peak(torch.float32, CPU) < 1e15
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_best_size_counts_and_slow_ones_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {512: 0.001, 1024: 0.005, 2048: 0.08}
+    asked = []
+
+    def product(n: int, dtype: torch.dtype, device: torch.device) -> float:
+        asked.append(n)
+        return seconds[n]
+
+    monkeypatch.setattr(peak, "_product", product)
+    assert matrix_peak(torch.float32, CPU) == 2 * 1024**3 / 0.005
+    assert asked == [512, 1024, 2048]
+    matrix_peak(torch.float32, CPU)
+    assert len(asked) == 3  # measured once
+    matrix_peak(torch.bfloat16, CPU)
+    assert len(asked) == 6

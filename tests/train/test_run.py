@@ -1,0 +1,288 @@
+"""Runs from text to model: what comes out, what is refused, and that a resumed run is an uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import cutaway
+from cutaway.errors import ConfigError, DataError, TrainingError
+from cutaway.train.display import Display
+from cutaway.train.loop import Loop
+from cutaway.train.optimizer import clip
+from cutaway.train.run import train
+
+TEXT = "".join(f"{n} bottles hang on the wall, take {n % 7} down.\n" for n in range(120))
+TINY: dict[str, Any] = {
+    "tokenizer": "chars",
+    "n_layers": 1,
+    "n_heads": 2,
+    "d_model": 16,
+    "n_ctx": 8,
+    "batch_size": 4,
+    "warmup": 2,
+    "eval_windows": 4,
+    "sample_every": 0,
+    "compile": "off",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+class Watching(Display):
+    """Remembers everything; may ask for an end."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self.stop_at = stop_at
+        self.losses: list[float] = []
+        self.vals: list[float] = []
+        self.notes: list[str] = []
+        self.samples: list[str] = []
+
+    def planned(self, plan: Any, notes: Any) -> None:
+        self.plan = plan
+        self.notes += notes
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.losses.append(record["loss"])
+        if record["step"] == self.stop_at:
+            signal.raise_signal(signal.SIGTERM)
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        self.vals.append(record["val_loss"])
+
+    def sample(self, text: str) -> None:
+        self.samples.append(text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def weights(folder: Path) -> torch.Tensor:
+    model = cutaway.load(folder)
+    return torch.cat([p.flatten() for p in model.network.parameters()])
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "llama"])
+def test_text_becomes_a_model_that_transformers_loads(text: Path, tmp_path: Path, arch: str) -> None:
+    seen = Watching()
+    result = train(text, out=tmp_path / "run", display=seen, arch=arch, **TINY | {"steps": 60, "tokenizer": "bytes"})
+    assert result.end == "finished"
+    assert len(seen.losses) == 60
+    assert seen.losses[-1] < 0.75 * seen.losses[0]
+    assert abs(seen.losses[0] - math.log(257)) < 0.1  # at first every id is as likely as any
+    model = cutaway.load(tmp_path / "run")
+    folder = max((tmp_path / "run").glob("step-*"))
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    ids = model.encode("9 bott")
+    assert AutoTokenizer.from_pretrained(folder)("9 bott").input_ids == ids
+    logits = theirs(torch.tensor([ids])).logits[0].detach()
+    torch.testing.assert_close(model.logits(ids), logits, atol=1e-5 * float(logits.abs().max().clamp(1)), rtol=0)
+    assert type(theirs).__name__ == {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}[arch]
+
+
+def test_a_resumed_run_is_an_uninterrupted_one(text: Path, tmp_path: Path) -> None:
+    """R2: with dropout, 10 steps at once against 5 + resume + 5 and against resumes of 2 steps, bit for bit."""
+    options = TINY | {"steps": 10, "dropout": 0.1, "eval_every": 5, "accumulate": 2}
+    whole = Watching()
+    train(text, out=tmp_path / "whole", display=whole, **options)
+    for stops in ([5], [2, 4, 6, 8]):
+        out = tmp_path / f"parts-{len(stops)}"
+        losses, vals = [], []
+        for i, stop in enumerate([*stops, 0]):
+            part = Watching(stop_at=stop)
+            given = {"texts": text, **options} if i == 0 else {"resume": True}
+            result = train(out=out, display=part, **given)
+            assert result.end == ("stopped" if stop else "finished")
+            losses += part.losses
+            vals += part.vals
+        assert losses == whole.losses
+        assert vals == whole.vals
+        assert torch.equal(weights(out), weights(tmp_path / "whole"))
+        logged = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+        assert [r["step"] for r in logged if "loss" in r] == list(range(1, 11))
+
+
+def test_resuming_a_finished_run_changes_nothing(text: Path, tmp_path: Path) -> None:
+    first = train(text, out=tmp_path / "run", **TINY, steps=3)
+    before = weights(tmp_path / "run")
+    again = train(out=tmp_path / "run", resume=True)
+    assert (again.step, again.end, again.best_loss) == (3, "finished", first.best_loss)
+    assert torch.equal(weights(tmp_path / "run"), before)
+
+
+def test_a_run_without_a_checkpoint_resumes_from_its_beginning(text: Path, tmp_path: Path) -> None:
+    """A kill before the first checkpoint leaves run.json alone."""
+    train(text, out=tmp_path / "whole", **TINY, steps=4)
+    out = tmp_path / "run"
+    train(text, out=out, **TINY, steps=4)
+    for step in out.glob("step-*"):
+        step.rename(tmp_path / step.name)
+    assert train(out=out, resume=True).step == 4
+    assert torch.equal(weights(out), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("harm", ["half", "empty", "gone"])
+def test_a_damaged_newest_checkpoint_is_said_and_passed_over(text: Path, tmp_path: Path, harm: str) -> None:
+    """R4: the newest file cut to half, emptied or gone: resume says so and goes on from the one before."""
+    out = tmp_path / "run"
+    train(text, out=out, **TINY, steps=6, save_every=2, eval_every=100, val_fraction=0.0)
+    before = weights(out)
+    newest = max(out.glob("step-*"))
+    (shard,) = newest.glob("state/*.safetensors")
+    if harm == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2] if harm == "half" else b"")
+    (out / ".partial-step-00000008").mkdir()  # what a kill may leave
+    seen = Watching()
+    train(out=out, resume=True, display=seen)
+    assert any("damaged" in note and newest.name in note for note in seen.notes)
+    assert any("step-00000004" in note for note in seen.notes)
+    assert torch.equal(weights(out), before)
+    assert not list(out.glob(".partial-*"))
+
+
+def test_all_checkpoints_damaged_is_an_error(text: Path, tmp_path: Path) -> None:
+    train(text, out=tmp_path / "run", **TINY, steps=2)
+    for path in (tmp_path / "run").glob("step-*/state.json"):
+        path.write_text("{}")
+    with pytest.raises(TrainingError, match="no whole checkpoint"):
+        train(out=tmp_path / "run", resume=True)
+
+
+def test_only_the_newest_and_the_best_checkpoints_stay(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a loss that is no number is never the best."""
+    values = iter([3.0, 1.0, math.nan, 2.0, 2.0, 2.0])
+    monkeypatch.setattr(Loop, "evaluate", lambda self, stream: next(values))
+    result = train(text, out=tmp_path / "run", **TINY, steps=6, eval_every=1, save_every=1, keep=2)
+    assert (result.best_step, result.best_loss) == (2, 1.0)
+    assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == [f"step-{n:08d}" for n in (2, 5, 6)]
+    assert str(cutaway.load(tmp_path / "run").report.source).endswith("step-00000002")
+
+
+def test_patience_ends_a_run_early(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "evaluate", lambda self, stream: 1.0)
+    result = train(text, out=tmp_path / "run", **TINY, steps=50, eval_every=1, patience=3)
+    assert (result.end, result.step, result.best_step) == ("early", 4, 1)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_no_number_stops_before_the_step(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    out = tmp_path / "run"
+    if what == "loss":
+        plain = Loop.loss
+        monkeypatch.setattr(Loop, "loss", lambda self, s, w: plain(self, s, w) * (math.inf if self.number > 3 else 1))
+        step = Loop.step
+        monkeypatch.setattr(Loop, "step", lambda self, n: (setattr(self, "number", n), step(self, n))[1])
+    else:
+        n_clips = iter(range(100))
+        monkeypatch.setattr(
+            "cutaway.train.loop.clip", lambda module, limit: math.nan if next(n_clips) == 4 else clip(module, limit)
+        )
+    with pytest.raises(TrainingError, match=r"step 5: .* no weight was changed"):
+        train(text, out=out, **TINY, steps=9, save_every=2)
+    monkeypatch.undo()
+    monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "cache"))
+    assert train(out=out, resume=True).step == 9
+    train(text, out=tmp_path / "whole", **TINY, steps=9, save_every=2)
+    assert torch.equal(weights(out), weights(tmp_path / "whole"))
+
+
+def test_too_little_text(tmp_path: Path) -> None:
+    """T1: 7 bytes and their end are 8 ids, and windows of 8 need one more; T3: one newline, and nothing at all."""
+    for content, found in (("abcdefg", "8 tokens"), ("\n", "2 tokens")):
+        path = tmp_path / "few.txt"
+        path.write_text(content)
+        with pytest.raises(DataError, match=f"{found}.* needs 9"):
+            train(path, out=tmp_path / "run", **TINY | {"tokenizer": "bytes"}, val_fraction=0.0)
+    (tmp_path / "none.txt").write_bytes(b"")
+    with pytest.raises(DataError, match=r"none\.txt"):
+        train(tmp_path / "none.txt", out=tmp_path / "run", **TINY)
+
+
+def test_a_validation_part_below_one_window_is_said_before_the_first_step(tmp_path: Path) -> None:
+    """T2: 100 characters, windows of 16, a tenth held out: trains without validation and says so, never NaN."""
+    path = tmp_path / "short.txt"
+    path.write_text(TEXT[:100])
+    seen = Watching()
+    result = train(path, out=tmp_path / "run", display=seen, **TINY | {"n_ctx": 16, "eval_every": 2, "steps": 4})
+    assert any("training without validation" in note for note in seen.notes)
+    assert not seen.vals
+    assert result.best_loss is None
+    assert cutaway.load(tmp_path / "run").logits([0]).isfinite().all()
+
+
+def test_digits_can_be_sampled_from_nothing_and_strange_characters_are_named(tmp_path: Path) -> None:
+    """T9."""
+    path = tmp_path / "digits.txt"
+    path.write_text("0123456789\n" * 100)
+    seen = Watching()
+    train(path, out=tmp_path / "run", display=seen, **TINY | {"steps": 2, "sample_every": 2})
+    assert seen.samples
+    model = cutaway.load(tmp_path / "run")
+    assert set(model.generate("", max_tokens=5, seed=0).text) <= set("0123456789\n")
+    with pytest.raises(cutaway.TokenizerError, match=r"'a'.*'\?'"):
+        model.generate("a?1")
+
+
+def test_two_evaluations_of_a_model_with_dropout_are_the_same(text: Path, tmp_path: Path) -> None:
+    """X7: dropout acts in training alone."""
+    seen = Watching()
+    train(text, out=tmp_path / "run", display=seen, **TINY, dropout=0.5, steps=2, eval_every=1, lr=1e-12)
+    assert seen.vals[0] == pytest.approx(seen.vals[1], abs=1e-6)
+
+
+def test_a_model_is_trained_further(text: Path, tmp_path: Path) -> None:
+    train(text, out=tmp_path / "first", **TINY, steps=4)
+    seen = Watching()
+    options = {"from_model": str(tmp_path / "first"), "steps": 3, "batch_size": 4, "compile": "off", "sample_every": 0}
+    train(text, out=tmp_path / "second", display=seen, **options, lr=1e-12)
+    torch.testing.assert_close(weights(tmp_path / "second"), weights(tmp_path / "first"))
+    assert cutaway.load(tmp_path / "second").encode("3 bo") == cutaway.load(tmp_path / "first").encode("3 bo")
+
+
+def test_what_is_refused(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no run to resume"):
+        train(out=tmp_path / "none", resume=True)
+    with pytest.raises(DataError, match="no texts"):
+        train(out=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"stepz.*no such option"):
+        train(text, out=tmp_path / "none", stepz=3)
+    train(text, out=tmp_path / "run", **TINY, steps=1)
+    with pytest.raises(TrainingError, match="holds a run already"):
+        train(text, out=tmp_path / "run", **TINY)
+    with pytest.raises(TrainingError, match="seed: cannot change"):
+        train(out=tmp_path / "run", resume=True, seed=5)
+    assert train(out=tmp_path / "run", resume=True, steps=2).step == 2
+    with pytest.raises(TrainingError, match="does not split"):
+        train(text, out=tmp_path / "odd", **TINY | {"batch_size": 3, "accumulate": 2})
+
+
+def test_a_run_that_cannot_fit_is_refused_with_its_numbers(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutaway.train.run.available_memory", lambda device: 1000)
+    with pytest.raises(TrainingError, match=r"needs .* available"):
+        train(text, out=tmp_path / "run", **TINY)
