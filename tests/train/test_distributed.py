@@ -14,7 +14,6 @@ import torch
 
 import cutaway
 from cutaway.train.run import train
-from support.commands import ENVIRONMENT
 
 OPTIONS: dict[str, Any] = {
     "tokenizer": "bytes",
@@ -42,11 +41,11 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def torchrun(n: int, out: Path, *arguments: str | Path, **options: Any) -> str:
+def torchrun(n: int, *arguments: str | Path, **options: Any) -> str:
     """The run by the command line in n processes on this machine; what it printed."""
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), "-m", "cutaway"]
     flags = [f for name, value in options.items() for f in (f"--{name.replace('_', '-')}", str(value))]
-    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*argv, "train", *map(str, arguments), *flags], env=environment, capture_output=True, text=True, timeout=240
     )
@@ -68,7 +67,7 @@ def test_many_are_as_one(text: Path, tmp_path: Path, n: int, parallel: str) -> N
     """Contract 8: the loss within 1e-6 relative; with AdamW's first steps the gradient shows in the weights."""
     options = OPTIONS | {"steps": 6, "optimizer": "adamw", "precision": "fp32"}
     train(text, out=tmp_path / "one", **options)
-    printed = torchrun(n, tmp_path / "many", text, **options, out=tmp_path / "many", parallel=parallel)
+    printed = torchrun(n, text, **options, out=tmp_path / "many", parallel=parallel)
     assert printed.count("step 6/6") == 1  # one process prints
     assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
     torch.testing.assert_close(weights(tmp_path / "many"), weights(tmp_path / "one"), atol=1e-5, rtol=1e-5)
@@ -77,7 +76,7 @@ def test_many_are_as_one(text: Path, tmp_path: Path, n: int, parallel: str) -> N
 def test_muon_sharded_is_muon_whole(text: Path, tmp_path: Path) -> None:
     options = OPTIONS | {"steps": 3, "optimizer": "muon", "precision": "fp32"}
     train(text, out=tmp_path / "one", **options)
-    torchrun(2, tmp_path / "many", text, **options, out=tmp_path / "many", parallel="sharded")
+    torchrun(2, text, **options, out=tmp_path / "many", parallel="sharded")
     assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)  # it rounds to bf16 inside
 
 
@@ -85,11 +84,11 @@ def test_saved_by_two_resumed_by_one_and_back(text: Path, tmp_path: Path) -> Non
     options = OPTIONS | {"optimizer": "adamw", "precision": "fp32"}
     train(text, out=tmp_path / "whole", **options, steps=9)
     out = tmp_path / "run"
-    torchrun(2, out, text, **options, out=out, steps=9, parallel="sharded")
+    torchrun(2, text, **options, out=out, steps=9, parallel="sharded")
     keep_until(out, 3)
     train(out=out, resume=True)  # one goes on from what two saved
     keep_until(out, 6)
-    torchrun(2, out, resume=out)  # and two from what one saved
+    torchrun(2, resume=out)  # and two from what one saved
     assert losses(out) == pytest.approx(losses(tmp_path / "whole"), rel=1e-6)
     torch.testing.assert_close(weights(out), weights(tmp_path / "whole"), atol=1e-5, rtol=1e-5)
 

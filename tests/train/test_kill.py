@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import cutaway
 from cutaway.errors import TrainingError
 from cutaway.train import state
 from cutaway.train.display import Display
 from cutaway.train.run import train
-from support.commands import ENVIRONMENT
 
 OPTIONS: dict[str, Any] = {
     "tokenizer": "bytes",
@@ -28,10 +28,10 @@ OPTIONS: dict[str, Any] = {
     "d_model": 16,
     "n_ctx": 8,
     "batch_size": 4,
-    "steps": 400,
-    "eval_every": 7,
+    "steps": 1000,
+    "eval_every": 50,
     "eval_windows": 2,
-    "save_every": 5,
+    "save_every": 20,
     "sample_every": 0,
     "dropout": 0.1,
     "compile": "off",
@@ -61,18 +61,14 @@ def test_killed_at_random_five_times(text: Path, tmp_path: Path) -> None:
         given = [str(text), "--out", str(out), *flags] if attempt == 0 else ["--resume", str(out)]
         process = subprocess.Popen(
             [sys.executable, "-m", "cutaway", "train", *given],
-            env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        assert process.stdout is not None
-        before = len(state.steps(out))
-        while process.poll() is None and len(state.steps(out)) <= before and not (out / "run.json").exists():
-            time.sleep(0.01)
         if n_kills < 5:
             wait_for_a_step(process, out)
-            time.sleep(chance.random() * 0.5)
+            time.sleep(chance.random() * 0.6)
         if n_kills < 5 and process.poll() is None:
             process.send_signal(signal.SIGKILL)
             n_kills += 1
@@ -87,7 +83,9 @@ def test_killed_at_random_five_times(text: Path, tmp_path: Path) -> None:
     for mine, other in zip(state.steps(out), state.steps(tmp_path / "whole"), strict=True):
         assert torch.equal(weights(mine), weights(other))
         for shard in mine.glob("state/*"):
-            assert shard.read_bytes() == (other / "state" / shard.name).read_bytes()
+            mine_kept, other_kept = load_file(shard), load_file(other / "state" / shard.name)
+            assert mine_kept.keys() == other_kept.keys()
+            assert all(torch.equal(kept, other_kept[name]) for name, kept in mine_kept.items())
 
 
 def wait_for_a_step(process: subprocess.Popen[str], out: Path) -> None:
@@ -99,7 +97,7 @@ def wait_for_a_step(process: subprocess.Popen[str], out: Path) -> None:
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R4: a checkpoint that does not fit is said; the run goes on, and the next finds room. At the end it is an error."""
+    """R4: a checkpoint that does not fit is said; the run goes on. At its end it is an error."""
 
     class Notes(Display):
         notes: list[str] = []  # noqa: RUF012
@@ -107,7 +105,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(text: Path, tmp_path: Path, mo
         def note(self, text: str) -> None:
             self.notes.append(text)
 
-    options = OPTIONS | {"steps": 20, "eval_every": 100, "val_fraction": 0.0}
+    options = OPTIONS | {"steps": 20, "save_every": 5, "eval_every": 100, "val_fraction": 0.0}
     seal, n_saves = state._seal, iter(range(100))
 
     def full(partial: Path, position: state.Position) -> None:

@@ -276,7 +276,7 @@ def test_what_is_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="seed: cannot change"):
         train(out=tmp_path / "run", resume=True, seed=5)
     assert train(out=tmp_path / "run", resume=True, steps=2).step == 2
-    with pytest.raises(TrainingError, match="does not split"):
+    with pytest.raises(ConfigError, match="does not divide"):
         train(text, out=tmp_path / "odd", **TINY | {"batch_size": 3, "accumulate": 2})
 
 

@@ -22,13 +22,13 @@ from cutaway.nn.devices import as_device
 from cutaway.train import state
 from cutaway.train.config import TrainConfig
 from cutaway.train.display import Display
-from cutaway.train.distributed import Ranks, joined, replicate, shard
+from cutaway.train.distributed import Ranks, check_batch, joined, replicate, shard
 from cutaway.train.initialise import fill, initialise
 from cutaway.train.loop import Loop
 from cutaway.train.loss import Objective
 from cutaway.train.optimizer import build_optimizers, past
 from cutaway.train.plan import available_memory
-from cutaway.train.settle import Settled, foresee, read_texts, settle
+from cutaway.train.settle import Settled, foresee, read_texts, settle, sharded
 from cutaway.train.state import Position
 from cutaway.train.watch import Watcher
 
@@ -81,7 +81,10 @@ def train(
         shown = display if display is not None and ranks.leads else Display()
         if resume:
             config, settled = _read_run(folder, choices)
-            return _go(folder, config, settled, open_prepared(settled.data), None, ranks, shown)
+            prepared = open_prepared(settled.data)
+            check_batch(config.batch_size, config.accumulate, ranks)
+            settled = sharded(config, settled, prepared, ranks)
+            return _go(folder, config, settled, prepared, None, ranks, shown)
         config = _config(texts=tuple(str(text) for text in given), **choices)
         ranks.wait()  # the first process may be about to write what the next line looks for
         if (folder / "run.json").exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +112,18 @@ def settle(config: TrainConfig, prepared: Prepared, base: LanguageModel | None, 
         sharded=False,
         compiled=False,
     )
-    plan = foresee(config, whole, prepared, ranks)
-    fits = plan.n_bytes <= ROOM * available_memory(ranks.device) / ranks.neighbours
-    sharded = ranks.world > 1 and (config.parallel == "sharded" or (config.parallel == "auto" and not fits))
-    compiled = config.compile == "on" or (config.compile == "auto" and plan.seconds > LONG and _has_compiler())
-    return Settled(**{**vars(whole), "sharded": sharded, "compiled": compiled})
+    spread = sharded(config, whole, prepared, ranks)
+    long = foresee(config, spread, prepared, ranks).seconds > LONG
+    compiled = config.compile == "on" or (config.compile == "auto" and long and _has_compiler())
+    return replace(spread, compiled=compiled)
+
+
+def sharded(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ranks) -> Settled:
+    """The decision for the processes that there are now; a run may go on with another number of them."""
+    room = ROOM * available_memory(ranks.device) / ranks.neighbours
+    fits = foresee(config, replace(settled, sharded=False), prepared, ranks).n_bytes <= room
+    wanted = config.parallel == "sharded" or (config.parallel == "auto" and not fits)
+    return replace(settled, sharded=wanted and ranks.world > 1)
 
 
 def foresee(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ranks) -> Plan:
