@@ -239,8 +239,8 @@ def test_a_text_cut_by_length_has_exactly_that_many_tokens(n: int) -> None:
 
 
 def test_two_greedy_runs_are_identical() -> None:
-    """X7, as far as there is no dropout yet; its training side belongs to training, as X3, X5, X6 and X26 do. X18 and
-    X19 belong to the account and the trace, X23 to the server."""
+    """X7; its training side, with dropout, is tested with training. X18 and X19 belong to the account and the
+    trace, X23 to the server."""
     model = build()
     assert greedy(model, FIVE).tokens == greedy(model, FIVE).tokens
     assert torch.equal(model.logits(FIVE), model.logits(FIVE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,15 @@ from cutaway.errors import TrainingError
 from cutaway.network import Transformer
 from cutaway.presets import PRESETS, classic, llama
 from cutaway.train import plan as room
-from cutaway.train.plan import Plan, activation_bytes, available_memory, forward_flops, host_memory, make_plan
+from cutaway.train.plan import (
+    Plan,
+    activation_bytes,
+    available_memory,
+    forward_flops,
+    host_memory,
+    make_plan,
+    parameter_shapes,
+)
 
 CPU = torch.device("cpu")
 GPT2 = classic(2, 4, 64, 128, 67)
@@ -136,6 +145,9 @@ def test_shards_hold_a_share_and_the_blocks_at_work() -> None:
     whole, shard = plan_of(deep, n_processes=4), plan_of(deep, n_processes=4, sharded=True)
     assert shard.memory["optimizer"] == whole.memory["optimizer"] // 4
     assert whole.memory["weights"] // 4 < shard.memory["weights"] < whole.memory["weights"] // 3
+    n_block = sum(math.prod(shape) for name, shape in parameter_shapes(deep).items() if name.startswith("blocks.0."))
+    n_outside = whole.n_parameters - 32 * n_block
+    assert shard.memory["gradients"] == whole.n_parameters + 4 * (2 * n_block + n_outside)
 
 
 def test_a_plan_draws_no_random_numbers() -> None:

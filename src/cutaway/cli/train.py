@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -32,13 +33,19 @@ def train(
     d_model: Annotated[int | None, _option(MODEL, "Width of the residual stream.", metavar="N")] = None,
     d_ff: Annotated[int | None, _option(MODEL, "Width of the feed-forward.", metavar="N")] = None,
     n_ctx: Annotated[int | None, _option(MODEL, "Tokens of a window. [256]", "--n-ctx", metavar="N")] = None,
-    dropout: Annotated[float | None, _option(MODEL, "Share of what a sub-layer adds that is dropped. [0]")] = None,
+    dropout: Annotated[
+        float | None, _option(MODEL, "Share of what a sub-layer adds that is dropped. [0]", metavar="F")
+    ] = None,
     tokenizer: Annotated[
         str | None, _option(TEXT, "bpe, chars, bytes, or a model or tokenizer.json. [bpe]", metavar="KIND")
     ] = None,
-    vocab_size: Annotated[int | None, _option(TEXT, "Ids of a trained tokenizer. [by the text's size]")] = None,
+    vocab_size: Annotated[
+        int | None, _option(TEXT, "Ids of a trained tokenizer. [by the text's size]", metavar="N")
+    ] = None,
     val_fraction: Annotated[float | None, _option(TEXT, "Held out for validation. [0.1]", metavar="F")] = None,
-    text_field: Annotated[str | None, _option(TEXT, "Field of .jsonl, column of .parquet. [text]")] = None,
+    text_field: Annotated[
+        str | None, _option(TEXT, "Field of .jsonl, column of .parquet. [text]", metavar="NAME")
+    ] = None,
     lenient: Annotated[
         bool | None, _option(TEXT, "Replace bytes that are no text, and count them.", "--lenient")
     ] = None,
@@ -50,7 +57,9 @@ def train(
     weight_decay: Annotated[float | None, _option(STEPS, "Decay of matrices. [0.1]", metavar="W")] = None,
     schedule: Annotated[str | None, _option(STEPS, "cosine or wsd. [cosine]", metavar="NAME")] = None,
     warmup: Annotated[int | None, _option(STEPS, "Steps of rising rate. [50]", metavar="N")] = None,
-    final_lr: Annotated[float | None, _option(STEPS, "Last rate, as a share of the highest. [0.05]")] = None,
+    final_lr: Annotated[
+        float | None, _option(STEPS, "Last rate, as a share of the highest. [0.05]", metavar="F")
+    ] = None,
     clip: Annotated[float | None, _option(STEPS, "Highest norm of the gradient. [1]", metavar="N")] = None,
     precision: Annotated[str | None, _option(STEPS, "auto, fp32 or bf16. [auto]", metavar="TYPE")] = None,
     compile: Annotated[str | None, _option(STEPS, "auto, on or off. [auto]", metavar="WHEN")] = None,
@@ -88,9 +97,10 @@ def train(
     folder = resume or out or ""
     with TrainingDisplay(0, console(stderr=json), quiet=json) as shown:
         result = start(texts or (), out=folder, resume=resume is not None, device=device, display=shown, **choices)
-    if json:
-        print_json(result.to_dict())
-    else:
-        print_trained(result)
+    if os.environ.get("RANK", "0") == "0":  # of many processes the first speaks for all
+        if json:
+            print_json(result.to_dict())
+        else:
+            print_trained(result)
     if result.end == "stopped":
         raise typer.Exit(130)

@@ -18,7 +18,16 @@ import numpy.typing as npt
 from cutaway.errors import CheckpointError, DataError
 from cutaway.text.tokenizer import Tokenizer
 
-__all__ = ["META", "VERSION", "Prepared", "ShardWriter", "TokenStream", "integer_type", "open_prepared"]
+__all__ = [
+    "META",
+    "VERSION",
+    "Prepared",
+    "ShardWriter",
+    "TokenStream",
+    "integer_type",
+    "is_prepared",
+    "open_prepared",
+]
 
 VERSION = 1  # of what `prepare` writes; part of every key
 META = "meta.json"
@@ -120,6 +129,12 @@ class ShardWriter:
 def integer_type(d_vocab: int) -> np.dtype[Any]:
     """The smallest little-endian integer that holds every id."""
     return np.dtype("u1" if d_vocab <= 2**8 else "<u2" if d_vocab <= 2**16 else "<u4")
+
+
+def is_prepared(folder: str | Path) -> bool:
+    """Whether a folder holds tokens that `prepare` wrote, or parts of them, where others hold texts."""
+    places = [Path(folder), *(path for path in Path(folder).glob("shard-*-of-*") if PART.fullmatch(path.name))]
+    return any((place / META).is_file() and (place / "tokenizer.json").is_file() for place in places)
 
 
 def open_prepared(folder: str | Path) -> Prepared:

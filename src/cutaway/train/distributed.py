@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from cutaway.errors import TrainingError
@@ -88,16 +88,16 @@ def replicate(objective: Objective, ranks: Ranks) -> nn.Module:
     """Every process holds everything, and gradients are averaged (data parallel)."""
     if ranks.world == 1:
         return objective
-    return DistributedDataParallel(objective)
+    return DistributedDataParallel(objective, gradient_as_bucket_view=True)  # no second copy of the gradients
 
 
 @contextmanager
 def gradients_meet(module: nn.Module, now: bool) -> Iterator[None]:
-    """Whether this backward pass exchanges gradients; parts of a batch do so once, with the last."""
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(now)
-        yield
-    elif isinstance(module, DistributedDataParallel) and not now:
+    """Whether this backward pass exchanges gradients; parts of a batch do so once, with the last.
+
+    A sharded network does so each time, because a process that waits holds the whole gradient.
+    """
+    if isinstance(module, DistributedDataParallel) and not now:
         with module.no_sync():
             yield
     else:

@@ -18,7 +18,7 @@ from cutaway.data.shards import Prepared, TokenStream
 from cutaway.errors import TrainingError
 from cutaway.train.config import TrainConfig
 from cutaway.train.distributed import Ranks, gradients_meet
-from cutaway.train.loss import Objective
+from cutaway.train.loss import IGNORE, Objective
 from cutaway.train.optimizer import clip, set_rate
 from cutaway.train.schedule import learning_rate
 from cutaway.train.settle import Settled
@@ -122,13 +122,15 @@ class Loop:
             optimizer.zero_grad()
         return mean, norm, lr
 
-    def loss(self, stream: TokenStream, starts: np.ndarray) -> Tensor:
-        """The summed loss of some windows [nat]."""
-        tokens, targets = (
-            torch.from_numpy(ids).to(self.ranks.device, non_blocking=True) for ids in batch(stream, starts, self.n_ctx)
-        )
+    def loss(self, stream: TokenStream, starts: np.ndarray, n_padded: int = 0) -> Tensor:
+        """The summed loss of some windows [nat]; the last `n_padded` of them do not count."""
+        tokens, targets = batch(stream, starts, self.n_ctx)
+        if n_padded:
+            targets = targets.copy()
+            targets[-n_padded:] = IGNORE
+        there = (torch.from_numpy(ids).to(self.ranks.device, non_blocking=True) for ids in (tokens, targets))
         with self.precision():
-            loss: Tensor = self.module(tokens, targets)
+            loss: Tensor = self.module(*there)
         return loss
 
     @contextlib.contextmanager
@@ -162,10 +164,9 @@ class Loop:
         chosen = every[np.arange(n) * len(every) // n]
         size = max(1, config.batch_size // config.accumulate // ranks.world)
         self.module.eval()
-        total, n_mine = 0.0, -(-n // (size * ranks.world))  # every process makes as many passes: sharded ones must
-        for i in range(n_mine):
-            first = (i * ranks.world + ranks.rank) * size
-            part = chosen[first : first + size]
-            loss = float(self.loss(stream, part if len(part) else chosen[:1]))
-            total += loss if len(part) else 0.0
+        total = 0.0
+        for first in range(0, n, size * ranks.world):  # all processes make as many passes, all of one shape
+            part = chosen[first + ranks.rank * size :][:size]
+            padding = np.zeros(size - len(part), dtype=np.int64)
+            total += float(self.loss(stream, np.concatenate((part, padding)), len(padding)))
         return ranks.sum(total)[0] / (n * self.n_ctx)

@@ -77,7 +77,9 @@ def past(network: nn.Module, optimizers: list[Optimizer]) -> dict[str, Tensor]:
         state = optimizer.state[parameter]
         for slot in SLOTS[type(optimizer)]:
             if slot not in state:
-                state[slot] = torch.tensor(0.0) if slot == "step" else torch.zeros_like(parameter)
+                # The fused step reads its count where the parameter is.
+                count = torch.zeros((), device=parameter.device)
+                state[slot] = count if slot == "step" else torch.zeros_like(parameter)
             kept[f"{names[id(parameter)]}.{slot}"] = state[slot]
     return kept
 

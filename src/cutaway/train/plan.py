@@ -181,15 +181,16 @@ def _held(
 ) -> dict[str, int]:
     """What stays from step to step [B]: weights, gradients, and what the optimizer keeps for each weight.
 
-    AdamW keeps two numbers, Muon one, for the matrices in the blocks. A sharded network holds, beside its share, two
-    blocks whole: the one at work and the next.
+    AdamW keeps two numbers, Muon one, for the matrices in the blocks. A sharded network holds, beside its share, what
+    is outside the blocks whole, and two blocks: the one at work and the next.
     """
     n_weights = sum(map(math.prod, shapes.values()))
     in_blocks = {name: shape for name, shape in shapes.items() if name.startswith("blocks.")}
     n_matrices = sum(math.prod(shape) for shape in in_blocks.values() if len(shape) == 2)
     n_kept = 2 * n_weights - (n_matrices if optimizer == "muon" else 0)
     if n_shards > 1:
-        at_work = 2 * sum(map(math.prod, in_blocks.values())) // config.n_layers * dtype.itemsize
+        n_in_blocks = sum(map(math.prod, in_blocks.values()))
+        at_work = (2 * n_in_blocks // config.n_layers + n_weights - n_in_blocks) * dtype.itemsize
         copied = 0
     else:
         at_work = 0

@@ -77,7 +77,7 @@ def train(
     """
     folder = Path(out)
     given = (texts,) if isinstance(texts, str | Path) else tuple(texts)
-    with joined(as_device(device)) as ranks, _alone(folder, ranks), torch.random.fork_rng():
+    with joined(as_device(device)) as ranks, _alone(folder, ranks), _own_random_numbers(ranks):
         shown = display if display is not None and ranks.leads else Display()
         if resume:
             config, settled = _read_run(folder, choices)
@@ -153,8 +153,8 @@ def _spread(
         network = Transformer(settled.network)
     objective = Objective(network)
     if settled.compiled:
-        for block in network.blocks:
-            block.compile()
+        for part in network.blocks if settled.sharded else [objective]:  # a shard is gathered between compiled parts
+            part.compile()
     if settled.sharded:
         shard(objective, settled.bf16)
     objective.to_empty(device=ranks.device)
@@ -207,6 +207,11 @@ def _config(**choices: Any) -> TrainConfig:
         return TrainConfig(**choices)
     except TypeError as error:
         raise ConfigError(f"{str(error).rpartition('() ')[2]}: no such option of a training run") from error
+
+
+def _own_random_numbers(ranks: Ranks) -> contextlib.AbstractContextManager[None]:
+    """The caller's generators are as they were when the run ends: of the CPU, and of this process's GPU."""
+    return torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else [])
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from cutaway.config import ModelConfig
 from cutaway.data.preparing import prepare
-from cutaway.data.shards import Prepared
+from cutaway.data.shards import Prepared, is_prepared, open_prepared
 from cutaway.errors import DataError, TrainingError
 from cutaway.language_model import LanguageModel
 from cutaway.text.ids import IdTokenizer
@@ -25,6 +25,7 @@ from cutaway.train.plan import Plan, available_memory, make_plan
 LONG = 300.0  # predicted seconds from which compiling pays
 WIDE = 256  # d_model from which a CPU's bf16 products pay
 ROOM = 0.8  # of the memory there is: a model that needs more is sharded
+PREPARING = ("tokenizer", "vocab_size", "val_fraction", "text_field", "lenient")  # choices about texts, not tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +65,16 @@ class Settled:
 def read_texts(config: TrainConfig, base: LanguageModel | None, display: Display) -> Prepared:
     """The texts as tokens: the base model's, where there is one and no tokenizer is asked for.
 
+    A folder that `prepare` has filled is taken as it is.
+
     Raises:
         DataError: texts that cannot be read, or are too few.
+        TrainingError: a base model without a tokenizer, or tokens that are not those of the base model.
     """
     if not config.texts:
         raise DataError("no texts: name a file, a folder or a glob of text")
+    if len(config.texts) == 1 and is_prepared(folder := Path(config.texts[0]).expanduser().absolute()):
+        return _read_tokens(folder, config, base)
     own = base.tokenizer if base is not None and config.tokenizer == TrainConfig.tokenizer else None
     if isinstance(own, IdTokenizer):
         raise TrainingError(f"{config.from_model} has no tokenizer: name one with --tokenizer")
@@ -82,6 +88,17 @@ def read_texts(config: TrainConfig, base: LanguageModel | None, display: Display
         text_field=config.text_field,
         progress=display.reading,
     )
+
+
+def _read_tokens(folder: Path, config: TrainConfig, base: LanguageModel | None) -> Prepared:
+    asked = [name for name in PREPARING if getattr(config, name) != getattr(TrainConfig, name)]
+    if asked:
+        raise DataError(f"{', '.join(asked)}: settled when the tokens in {folder} were made, leave it out")
+    prepared = open_prepared(folder)
+    own = None if base is None or isinstance(base.tokenizer, IdTokenizer) else base.tokenizer
+    if own is not None and own.backend_state() != prepared.tokenizer.backend_state():
+        raise TrainingError(f"{folder} was made with another tokenizer than {config.from_model} has: use its own")
+    return prepared
 
 
 def settle(config: TrainConfig, prepared: Prepared, base: LanguageModel | None, ranks: Ranks) -> Settled:
