@@ -7,7 +7,7 @@ import sys
 
 from benchmarks import machine
 
-ALL = ("load", "decode", "prompt")
+ALL = ("load", "decode", "prompt", "train")
 
 
 def main(names: list[str]) -> None:

@@ -33,6 +33,12 @@ def test_sizes_build(size: str, arch: str) -> None:
     assert TrainConfig(size=size, arch=arch).model(321).d_vocab == 321  # type: ignore[arg-type]
 
 
+def test_the_rate_goes_with_the_optimizer() -> None:
+    assert TrainConfig().lr == 0.006
+    assert TrainConfig(optimizer="adamw").lr == 0.001
+    assert TrainConfig(optimizer="adamw", lr=0.5).lr == 0.5
+
+
 def test_plain_data_and_back() -> None:
     config = TrainConfig(texts=("a", "b"), lr=0.1, seed=3)
     assert TrainConfig.from_dict(config.to_dict()) == config
@@ -41,7 +47,7 @@ def test_plain_data_and_back() -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        {"lr": 0.0},
+        {"lr": -0.1},
         {"lr": float("nan")},
         {"steps": 0},
         {"batch_size": 6, "accumulate": 4},

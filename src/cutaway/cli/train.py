@@ -53,7 +53,7 @@ def train(
     batch_size: Annotated[int | None, _option(STEPS, "Windows a step. [16]", metavar="N")] = None,
     accumulate: Annotated[int | None, _option(STEPS, "Parts of a step, one after another. [1]", metavar="N")] = None,
     optimizer: Annotated[str | None, _option(STEPS, "muon or adamw. [muon]", metavar="NAME")] = None,
-    lr: Annotated[float | None, _option(STEPS, "Highest learning rate. [0.003]", metavar="R")] = None,
+    lr: Annotated[float | None, _option(STEPS, "Highest learning rate. [muon 0.006, adamw 0.001]", metavar="R")] = None,
     weight_decay: Annotated[float | None, _option(STEPS, "Decay of matrices. [0.1]", metavar="W")] = None,
     schedule: Annotated[str | None, _option(STEPS, "cosine or wsd. [cosine]", metavar="NAME")] = None,
     warmup: Annotated[int | None, _option(STEPS, "Steps of rising rate. [50]", metavar="N")] = None,

@@ -27,6 +27,9 @@ SIZES = {
     "base": (12, 12, 768),
 }
 
+# Highest rates that small models of a few million parameters took well; larger ones want less.
+RATES = {"muon": 6e-3, "adamw": 1e-3}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Checked):
@@ -62,7 +65,7 @@ class TrainConfig(Checked):
     batch_size: int = 16
     accumulate: int = 1
     optimizer: OptimizerName = "muon"
-    lr: float = 3e-3
+    lr: float = 0.0  # 0: by the optimizer, see RATES
     weight_decay: float = 0.1
     schedule: Literal["cosine", "wsd"] = "cosine"
     warmup: int = 50
@@ -82,6 +85,8 @@ class TrainConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.lr:
+            object.__setattr__(self, "lr", RATES[self.optimizer])
         for name in ("steps", "batch_size", "accumulate", "eval_every", "save_every", "keep"):
             check_count(name, getattr(self, name))
         for name in ("warmup", "eval_windows", "sample_every", "patience", "seed"):
