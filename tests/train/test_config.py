@@ -21,13 +21,19 @@ def test_llama_shares_key_heads_and_has_as_many_weights_in_its_gate() -> None:
     assert 3 * model.d_ff == 8 * model.d_model
 
 
+def test_a_preset_has_its_own_architecture() -> None:
+    assert TrainConfig(size="smollm2-135m", n_layers=2).model(321).n_kv_heads == 3
+    with pytest.raises(ConfigError, match="has its own"):
+        TrainConfig(size="smollm2-135m", arch="gpt2").model(321)
+
+
 def test_every_number_can_be_given_alone() -> None:
     model = TrainConfig(n_layers=2, d_model=128, d_ff=300, n_ctx=64, n_heads=8).model(50)
     assert (model.n_layers, model.d_model, model.d_ff, model.n_ctx, model.n_heads) == (2, 128, 300, 64, 8)
     assert TrainConfig(d_model=192).model(50).n_heads == 3  # heads of 64
 
 
-@pytest.mark.parametrize("size", [*SIZES, "smollm2-135m"])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("arch", ["gpt2", "llama"])
 def test_sizes_build(size: str, arch: str) -> None:
     assert TrainConfig(size=size, arch=arch).model(321).d_vocab == 321  # type: ignore[arg-type]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any
 
 import typer
 
-from cutaway.cli.common import print_json, reported
+from cutaway.cli.common import leaving_at_once, print_json, reported
 from cutaway.cli.options import Debug, Device, Json
 
 TEXT, MODEL, STEPS, WATCH = "The text", "The model", "The steps", "Watching and keeping"
@@ -49,6 +50,12 @@ def train(
     lenient: Annotated[
         bool | None, _option(TEXT, "Replace bytes that are no text, and count them.", "--lenient")
     ] = None,
+    shard: Annotated[
+        str | None,
+        _option(
+            TEXT, "Only write tokens: part I of N, from 0, to the folder --out. TEXTS of a later run.", metavar="I/N"
+        ),
+    ] = None,
     steps: Annotated[int | None, _option(STEPS, "Steps. [1000]", metavar="N")] = None,
     batch_size: Annotated[int | None, _option(STEPS, "Windows a step. [16]", metavar="N")] = None,
     accumulate: Annotated[int | None, _option(STEPS, "Parts of a step, one after another. [1]", metavar="N")] = None,
@@ -85,14 +92,18 @@ def train(
     goes on as if nothing had happened.
     """
     choices = {name: value for name, value in locals().items() if value is not None}
-    for name in ("texts", "out", "resume", "device", "json", "debug"):
+    for name in ("texts", "out", "resume", "shard", "device", "json", "debug"):
         choices.pop(name, None)
     if (out is None) == (resume is None) or (resume is not None and texts):
         raise typer.BadParameter("give TEXTS and --out FOLDER, or --resume FOLDER alone")
 
-    from cutaway.show.terminal import console
-    from cutaway.show.training import TrainingDisplay, print_trained
-    from cutaway.train.run import train as start
+    if shard is not None:
+        _write_part(shard, texts or [], out or "", choices, json)
+        return
+    with leaving_at_once():
+        from cutaway.show.terminal import console
+        from cutaway.show.training import TrainingDisplay, print_trained
+        from cutaway.train.run import train as start
 
     folder = resume or out or ""
     with TrainingDisplay(0, console(stderr=json), quiet=json) as shown:
@@ -104,3 +115,19 @@ def train(
             print_trained(result)
     if result.end == "stopped":
         raise typer.Exit(130)
+
+
+def _write_part(shard: str, texts: list[str], out: str, choices: dict[str, Any], json: bool) -> None:
+    """One machine's part of the tokens."""
+    found = re.fullmatch(r"(\d+)/(\d+)", shard)
+    unfit = sorted(set(choices) - {"tokenizer", "seed", "val_fraction", "lenient", "text_field"})
+    if found is None or unfit:
+        raise typer.BadParameter(f"--shard {shard} takes a part I/N and options of the text, not {', '.join(unfit)}")
+    from cutaway.data.preparing import prepare
+
+    prepared = prepare(texts, folder=out, shard=(int(found[1]), int(found[2])), **choices)
+    written = {"folder": str(prepared.folder), "tokens": len(prepared.train), "documents": prepared.n_documents}
+    if json:
+        print_json(written)
+    else:
+        print(f"{prepared.folder}: {len(prepared.train)} tokens of {prepared.n_documents} documents to train on")

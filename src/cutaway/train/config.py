@@ -50,7 +50,7 @@ class TrainConfig(Checked):
     text_field: str = "text"
     lenient: bool = False
     # model
-    arch: Arch = "gpt2"
+    arch: Arch | None = None  # gpt2; a preset has its own
     size: str = "mini"
     n_layers: int | None = None
     n_heads: int | None = None
@@ -108,13 +108,15 @@ class TrainConfig(Checked):
     def model(self, d_vocab: int) -> ModelConfig:
         """The architecture to train from nothing: a size, with every number that was given on its own."""
         if self.size in PRESETS:
+            if self.arch is not None:
+                raise ConfigError(f"arch = {self.arch!r}: the preset {self.size} has its own, leave it out")
             given = {name: getattr(self, name) for name in ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_ff")}
             changed = {name: value for name, value in given.items() if value is not None}
             return replace(PRESETS[self.size], d_vocab=d_vocab, n_ctx=self.n_ctx or 1024, **changed)
         n_layers, n_heads, d_model = SIZES[self.size]
         n_layers, d_model = self.n_layers or n_layers, self.d_model or d_model
         n_heads = self.n_heads or (n_heads if self.d_model is None else max(1, d_model // 64))
-        if self.arch == "gpt2":
+        if self.arch != "llama":
             if self.n_kv_heads not in (None, n_heads):
                 raise ConfigError(f"n_kv_heads = {self.n_kv_heads}: gpt2 has one a head; --arch llama shares them")
             sized = classic(n_layers, n_heads, d_model, self.n_ctx or 256, d_vocab)

@@ -263,4 +263,4 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _megabytes(n: int) -> str:
-    return f"{n / 1e6:,.0f} MB"
+    return f"{n / 1e6:,.0f} MB" if n < 1e10 else f"{n / 1e9:,.0f} GB"

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from cutaway.checkpoint.files import read_json, write_atomically
-from cutaway.data.shards import Prepared, open_prepared
+from cutaway.data.shards import Prepared
 from cutaway.errors import ConfigError, TrainingError
 from cutaway.language_model import LanguageModel, load
 from cutaway.network import Transformer
@@ -28,7 +28,7 @@ from cutaway.train.loop import Loop
 from cutaway.train.loss import Objective
 from cutaway.train.optimizer import build_optimizers, past
 from cutaway.train.plan import available_memory
-from cutaway.train.settle import Settled, foresee, read_texts, settle, sharded
+from cutaway.train.settle import Settled, foresee, read_texts, reread_texts, settle, sharded
 from cutaway.train.state import Position
 from cutaway.train.watch import Watcher
 
@@ -81,7 +81,7 @@ def train(
         shown = display if display is not None and ranks.leads else Display()
         if resume:
             config, settled = _read_run(folder, choices)
-            prepared = open_prepared(settled.data)
+            prepared = reread_texts(config, settled, shown)
             check_batch(config.batch_size, config.accumulate, ranks)
             settled = sharded(config, settled, prepared, ranks)
             return _go(folder, config, settled, prepared, None, ranks, shown)

@@ -15,7 +15,7 @@ from cutaway.config import ModelConfig
 from cutaway.data.preparing import prepare
 from cutaway.data.shards import Prepared, is_prepared, open_prepared
 from cutaway.errors import DataError, TrainingError
-from cutaway.language_model import LanguageModel
+from cutaway.language_model import LanguageModel, load
 from cutaway.text.ids import IdTokenizer
 from cutaway.train.config import TrainConfig
 from cutaway.train.display import Display
@@ -88,6 +88,24 @@ def read_texts(config: TrainConfig, base: LanguageModel | None, display: Display
         text_field=config.text_field,
         progress=display.reading,
     )
+
+
+def reread_texts(config: TrainConfig, settled: Settled, display: Display) -> Prepared:
+    """The tokens of a run that goes on; made again from its texts where they are gone.
+
+    Raises:
+        DataError: the texts cannot be read.
+        TrainingError: they are other texts by now.
+    """
+    if settled.data.exists():
+        return open_prepared(settled.data)
+    prepared = read_texts(config, load(config.from_model, device="cpu") if config.from_model else None, display)
+    if prepared.folder.name != settled.data.name:  # the hash of all that the tokens depend on
+        raise TrainingError(
+            f"the tokens in {settled.data} are gone, and {', '.join(config.texts)} are other texts by now: "
+            "bring either back, or start another run"
+        )
+    return prepared
 
 
 def _read_tokens(folder: Path, config: TrainConfig, base: LanguageModel | None) -> Prepared:
