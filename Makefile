@@ -8,7 +8,7 @@ JOBS   ?= 2
 .PHONY: demo test bench fix clean
 
 demo: $(VENV)/.run                      ## install, let the bundled model speak, train another on Python's own library
-	$(BIN)/cutaway run -m bard --max-tokens 120 --seed 1 "ROMEO:"
+	$(BIN)/cutaway run -m bard --max-tokens 120 --seed 3 --temperature 0.7 "ROMEO:"
 	rm -rf runs/demo
 	$(BIN)/cutaway train "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/*.py" \
 	  --out runs/demo --size nano --vocab-size 1024 --batch-size 8 --steps 200 --eval-every 50 --sample-every 0

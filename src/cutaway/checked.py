@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
+from types import NoneType
 from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
 
 from cutaway.errors import ConfigError
+
+WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
 
 
 class Checked:
     """Checks, once and at construction, that every value fits the type its field is declared with."""
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if not _fits(value, hint):
-                wanted = getattr(hint, "__name__", str(hint)).replace("cutaway.config.", "")
-                raise ConfigError(f"{type(self).__name__}: {name} = {short(value)}: it must be {wanted}")
+        check_types(self, f"{type(self).__name__}: ")
+
+
+def check_types(config: object, prefix: str = "") -> None:
+    """Check that every value of a dataclass fits the type of its field; `prefix` says whose field it is.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if not _fits(value, hint):
+            wanted = _in_words(hint)
+            must = "" if wanted.startswith("one of ") else "it must be "
+            raise ConfigError(f"{prefix}{name} = {short(value)}: {must}{wanted}")
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -30,6 +43,18 @@ def _fits(value: object, hint: Any) -> bool:
     if hint is float:
         return is_finite(value)
     return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def _in_words(hint: Any) -> str:
+    """What a type lets in, but for None: that is the same as leaving a field out."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, options))}"
+    if origin is tuple:
+        return f"a tuple, each {_in_words(options[0])}"
+    if options:
+        return " or ".join(_in_words(option) for option in options if option is not NoneType)
+    return WORDS.get(hint) or str(hint.__name__)
 
 
 def is_finite(value: object) -> TypeGuard[float]:

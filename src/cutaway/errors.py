@@ -11,6 +11,7 @@ CutawayError                  one line: the value, the limit, what to do next
 ├── GenerationError           a request for tokens that cannot be served
 │   ├── ContextError          prompt, or prompt + new tokens, past the model's context
 │   └── NumericsError         logits that are not numbers
+├── InsideError               a look inside that asks for what is not there, or for more than it may hold
 ├── DataError                 texts that cannot be read, or are too few
 └── TrainingError             a run that cannot start, go on, or be resumed
 """
@@ -25,6 +26,7 @@ __all__ = [
     "DamagedFileError",
     "DataError",
     "GenerationError",
+    "InsideError",
     "NumericsError",
     "SourceError",
     "TemplateError",
@@ -76,6 +78,10 @@ class ContextError(GenerationError):
 
 class NumericsError(GenerationError):
     """Logits that are not numbers."""
+
+
+class InsideError(CutawayError, ValueError):
+    """A look inside that asks for what is not there, or for more than it may hold."""
 
 
 class DataError(CutawayError):

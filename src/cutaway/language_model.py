@@ -27,6 +27,7 @@ from cutaway.errors import ContextError, GenerationError, TokenizerError
 from cutaway.generate.decoding import Generation, Piece, Request, decode, padded
 from cutaway.generate.sampling import Choice, SamplingConfig
 from cutaway.generate.stopping import FinishReason, StopStrings
+from cutaway.inside.trace import Trace, trace
 from cutaway.network import Transformer
 from cutaway.nn.devices import as_device, as_dtype
 from cutaway.text.gguf_tokenizer import tokenizer_from_gguf
@@ -168,6 +169,15 @@ class LanguageModel:
         for generation, piece in decode(self.network, generations, use_cache=options.get("cache", True)):
             texts[id(generation)] += piece.text
         return [output_of(g, texts[id(g)]) for g in generations]
+
+    def trace(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Trace | list[Trace]:
+        """The inside of a pass, or with `generate` of a generation; a list of prompts gives a list, each as if alone.
+
+        Options are those of `cutaway.inside.trace.trace`: keep, edits, generate, grad, of, limit.
+        """
+        prompts, alone = as_list(prompt)
+        traces = trace(self, prompts, **options)
+        return traces[0] if alone else traces
 
     def run(self, prompts: Sequence[Prompt], /, **options: Any) -> Iterator[tuple[Generation, Piece]]:
         """Every step of several prompts as it happens: the text so far and the piece it grew by."""

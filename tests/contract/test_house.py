@@ -23,6 +23,7 @@ FLOORS = [
     {"presets", "nn", "text"},
     {"network"},
     {"checkpoint", "generate"},
+    {"inside"},
     {"language_model", "data"},
     {"train"},
     {"show"},

@@ -106,3 +106,16 @@ def keep_until(out: Path, last: int) -> None:
     for step in out.glob("step-*"):
         if int(step.name.removeprefix("step-")) > last:
             step.rename(out / f".partial-{step.name}")
+
+
+def test_sharded_in_bf16_the_saved_model_is_the_exact_one(text: Path, tmp_path: Path) -> None:
+    """What evaluation leaves gathered in bf16 is not what is written."""
+    out = tmp_path / "run"
+    torchrun(2, text, **OPTIONS | {"steps": 3, "precision": "bf16"}, out=out, parallel="sharded")
+    (step,) = out.glob("step-*")
+    model = cutaway.load(step)
+    assert model.dtype is torch.float32
+    shards = [load_file(path) for path in sorted(step.glob("state/*"))]
+    for name, parameter in model.network.named_parameters():
+        parts = [shard[name] for shard in shards if name in shard]
+        assert torch.equal(torch.cat(parts), parameter), name

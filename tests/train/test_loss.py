@@ -88,3 +88,17 @@ def test_in_bf16_the_loss_is_close_and_gradients_keep_their_type() -> None:
     assert abs(loss - exact) < 0.02 * exact
     for gradient in torch.autograd.grad(loss, (x, w)):
         assert gradient.dtype is torch.float32
+
+
+def test_the_heads_gradient_is_summed_in_fp32_over_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in bf16, as a sharded run computes: many chunks are as exact as one."""
+    x, w, _ = inputs(512)
+    targets = torch.randint(13, (512,), generator=torch.Generator().manual_seed(1))
+    exact = torch.autograd.grad(CrossEntropy.apply(x, w, targets, None), w)[0]
+    errors = []
+    for chunk in (1 << 22, 26):
+        monkeypatch.setattr(room, "CHUNK", chunk)
+        small = w.detach().bfloat16().requires_grad_()
+        gradient = torch.autograd.grad(CrossEntropy.apply(x.detach().bfloat16(), small, targets, None), small)[0]
+        errors.append(float((gradient - exact).norm().detach() / exact.norm().detach()))
+    assert errors[1] < 1.5 * errors[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cutaway
+from cutaway.data import prepare
 from cutaway.errors import ConfigError, DataError, TrainingError
+from cutaway.train import state
 from cutaway.train.display import Display
 from cutaway.train.loop import Loop
 from cutaway.train.optimizer import clip
 from cutaway.train.run import train
+from support.vocabularies import byte_level
 
 TEXT = "".join(f"{n} bottles hang on the wall, take {n % 7} down.\n" for n in range(120))
 TINY: dict[str, Any] = {
@@ -286,3 +290,88 @@ def test_a_run_that_cannot_fit_is_refused_with_its_numbers(
     monkeypatch.setattr("cutaway.train.run.available_memory", lambda device: 1000)
     with pytest.raises(TrainingError, match=r"needs .* available"):
         train(text, out=tmp_path / "run", **TINY)
+
+
+def test_a_run_from_a_model_killed_before_its_first_checkpoint_starts_from_that_model_again(
+    text: Path, tmp_path: Path
+) -> None:
+    train(text, out=tmp_path / "first", **TINY, steps=30)
+    first = Watching()
+    options = {"from_model": str(tmp_path / "first"), "steps": 2, "batch_size": 4, "compile": "off", "sample_every": 0}
+    train(text, out=tmp_path / "run", display=first, **options)
+    for step in (tmp_path / "run").glob("step-*"):
+        step.rename(tmp_path / step.name)
+    again = Watching()
+    train(out=tmp_path / "run", resume=True, display=again)
+    assert again.losses == first.losses
+
+
+def test_a_damaged_checkpoint_does_not_count_as_kept(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = TINY | {"val_fraction": 0.0, "eval_every": 100}
+    train(text, out=out, **options, steps=8, save_every=4)
+    (max(out.glob("step-*")) / "model.safetensors").write_bytes(b"")
+    train(out=out, resume=True, keep=1, save_every=1, steps=6)
+    assert [p.name for p in out.glob("step-*")] == ["step-00000006"]
+    cutaway.load(out)
+
+
+def test_a_save_that_failed_is_not_the_best(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an early end that cannot be saved is an error."""
+    values = iter([3.0, 2.0, 2.5, 2.5])
+    monkeypatch.setattr(Loop, "evaluate", lambda self, stream: next(values))
+    plain, broken = state._seal, {2}
+
+    def seal(partial: Path, position: state.Position) -> None:
+        if position.step in broken:
+            raise OSError(28, "No space left on device")
+        plain(partial, position)
+
+    monkeypatch.setattr(state, "_seal", seal)
+    result = train(text, out=tmp_path / "run", **TINY, steps=4, eval_every=1, save_every=1, keep=1)
+    assert (result.best_step, result.best_loss) == (3, 2.5)
+    assert (tmp_path / "run" / "step-00000003").exists()
+    monkeypatch.setattr(Loop, "evaluate", lambda self, stream: 1.0)
+    broken.add(3)
+    with pytest.raises(TrainingError, match=r"step 3 could not be saved \(No space left on device\)"):
+        train(text, out=tmp_path / "early", **TINY, steps=9, eval_every=1, patience=2, save_every=100)
+
+
+def test_what_is_wrong_inside_the_library_that_writes_is_said_in_one_line(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.hf_storage.HuggingFaceStorageWriter.write_data", full)
+    with pytest.raises(TrainingError, match=r"could not be saved \(No space left on device\)"):
+        train(text, out=tmp_path / "run", **TINY, steps=2)
+
+
+def test_tokens_that_were_made_anew_are_not_taken_for_the_old(text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("something else entirely. " * 40)
+    prepare(text, folder=tmp_path / "tokens", tokenizer="bytes")
+    options = {name: value for name, value in TINY.items() if name != "tokenizer"}
+    train(tmp_path / "tokens", out=tmp_path / "run", **options, steps=2)
+    shutil.rmtree(tmp_path / "tokens")
+    prepare(other, folder=tmp_path / "tokens", tokenizer="bytes")
+    with pytest.raises(TrainingError, match="other texts by now"):
+        train(out=tmp_path / "run", resume=True, steps=4)
+
+
+def test_a_tokenizer_without_a_begin_token_is_not_sampled_from(text: Path, tmp_path: Path) -> None:
+    backend = byte_level({})
+    backend.save(str(tmp_path / "tokenizer.json"))
+    seen = Watching()
+    options = TINY | {"tokenizer": str(tmp_path / "tokenizer.json"), "sample_every": 1}
+    assert train(text, out=tmp_path / "run", display=seen, **options, steps=2).end == "finished"
+
+
+def test_nothing_is_left_where_nothing_began(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        train(tmp_path / "nothing", out=tmp_path / "run")
+    with pytest.raises(TrainingError, match="no run to resume"):
+        train(out=tmp_path / "other", resume=True)
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "other").exists()

@@ -29,4 +29,4 @@ def test_wsd_stays_and_falls_in_the_last_fifth() -> None:
 
 def test_a_warm_up_longer_than_half_the_run_is_cut() -> None:
     config = TrainConfig(steps=4, warmup=50)
-    assert max(learning_rate(step, config) for step in range(4)) == config.lr
+    assert max(learning_rate(step, config) for step in range(4)) == config.top_rate

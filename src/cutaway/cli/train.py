@@ -121,8 +121,10 @@ def _write_part(shard: str, texts: list[str], out: str, choices: dict[str, Any],
     """One machine's part of the tokens."""
     found = re.fullmatch(r"(\d+)/(\d+)", shard)
     unfit = sorted(set(choices) - {"tokenizer", "seed", "val_fraction", "lenient", "text_field"})
-    if found is None or unfit:
-        raise typer.BadParameter(f"--shard {shard} takes a part I/N and options of the text, not {', '.join(unfit)}")
+    if found is None:
+        raise typer.BadParameter(f"--shard {shard}: a part is I/N, such as 0/4")
+    if unfit:
+        raise typer.BadParameter(f"--shard takes options of the text alone, not {', '.join(unfit)}")
     from cutaway.data.preparing import prepare
 
     prepared = prepare(texts, folder=out, shard=(int(found[1]), int(found[2])), **choices)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from cutaway.checked import Checked, check_count, check_positive
+from cutaway.checked import check_count, check_positive, check_types
 from cutaway.config import FeedForwardConfig, ModelConfig, RMSNormConfig, RotaryConfig
 from cutaway.errors import ConfigError
 from cutaway.presets import PRESETS, classic
@@ -30,16 +30,18 @@ SIZES = {
 # Highest rates that small models of a few million parameters took well; larger ones want less.
 RATES = {"muon": 6e-3, "adamw": 1e-3}
 
+SHAPE = ("arch", "size", "n_layers", "n_heads", "n_kv_heads", "d_model", "d_ff")  # a model has its own
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Checked):
+class TrainConfig:
     """All choices of a run.
 
     A step reads `batch_size` windows of `n_ctx` tokens, over all processes together, `accumulate` parts one after
     another. Lengths of time are in steps. `eval_windows` bounds what an evaluation reads; 0 reads everything.
 
     Raises:
-        ConfigError: a value out of its range.
+        ConfigError: a value out of its range, or a shape for a model that has one.
     """
 
     texts: tuple[str, ...] = ()
@@ -65,7 +67,7 @@ class TrainConfig(Checked):
     batch_size: int = 16
     accumulate: int = 1
     optimizer: OptimizerName = "muon"
-    lr: float = 0.0  # 0: by the optimizer, see RATES
+    lr: float | None = None  # by the optimizer, see RATES
     weight_decay: float = 0.1
     schedule: Literal["cosine", "wsd"] = "cosine"
     warmup: int = 50
@@ -84,16 +86,17 @@ class TrainConfig(Checked):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.lr:
-            object.__setattr__(self, "lr", RATES[self.optimizer])
+        check_types(self)
         for name in ("steps", "batch_size", "accumulate", "eval_every", "save_every", "keep"):
             check_count(name, getattr(self, name))
+        for name in ("vocab_size", "n_layers", "n_heads", "n_kv_heads", "d_model", "d_ff", "n_ctx"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         for name in ("warmup", "eval_windows", "sample_every", "patience", "seed"):
             if not 0 <= getattr(self, name) < 2**31:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it must be a whole number of 0 or more")
-        for name in ("lr", "clip"):
-            check_positive(name, getattr(self, name))
+        check_positive("lr", self.top_rate)
+        check_positive("clip", self.clip)
         for name in ("val_fraction", "dropout", "final_lr", "weight_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it must be from 0 to below 1")
@@ -104,6 +107,14 @@ class TrainConfig(Checked):
             )
         if self.size not in SIZES and self.size not in PRESETS:
             raise ConfigError(f"size = {self.size!r}: one of {', '.join([*SIZES, *PRESETS])}")
+        given = [name for name in SHAPE if getattr(self, name) != getattr(TrainConfig, name)]
+        if self.from_model is not None and given:
+            raise ConfigError(f"{', '.join(given)}: the model that --from names has its own shape, leave it out")
+
+    @property
+    def top_rate(self) -> float:
+        """The highest learning rate: `lr`, or what goes with the optimizer."""
+        return RATES[self.optimizer] if self.lr is None else self.lr
 
     def model(self, d_vocab: int) -> ModelConfig:
         """The architecture to train from nothing: a size, with every number that was given on its own."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from cutaway.errors import TrainingError
@@ -67,7 +67,9 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     if started:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
-        yield Ranks(rank=dist.get_rank(), world=world, device=device)
+        ranks = Ranks(rank=dist.get_rank(), world=world, device=device)
+        yield ranks
+        ranks.wait()  # one that leaves while another still works may take the connection down with it
     finally:
         if started:
             dist.destroy_process_group()
@@ -117,9 +119,6 @@ def check_batch(batch_size: int, accumulate: int, ranks: Ranks) -> None:
         )
 
 
-def whole_parameters(objective: Objective) -> dict[str, Any]:
-    """All parameters whole, on the CPU, by the network's own names; every process must call it."""
-    return {
-        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu()
-        for name, p in objective.network.named_parameters()
-    }
+def whole_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sharded parameters whole, on the CPU; every process must call it."""
+    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().cpu() for name, p in parameters.items()}

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +35,7 @@ class Watcher(Protocol):
 
     def sample(self, step: int) -> None: ...
 
-    def save(self, position: Position) -> None: ...
+    def save(self, position: Position, *, must: bool) -> bool: ...
 
     def asked_to_stop(self) -> bool: ...
 
@@ -77,14 +78,18 @@ class Loop:
                 | {"tokens_per_s": n_tokens / (time.perf_counter() - begun), "seconds": position.seconds}
             )
             last = position.step == config.steps
-            better = (position.step % config.eval_every == 0 or last) and self.validate(position, watcher)
-            early = bool(config.patience) and position.worse >= config.patience
+            evaluates = position.step % config.eval_every == 0 or last
+            before_this = replace(position)
+            better = evaluates and self.validate(position, watcher)
+            early = evaluates and bool(config.patience) and position.worse >= config.patience
+            stop = bool(self.ranks.sum(float(watcher.asked_to_stop()))[0])
+            ends = last or stop or early
+            if better or ends or position.step % config.save_every == 0:
+                position.seconds = before + time.perf_counter() - started
+                if not watcher.save(position, must=ends):  # then the best is still the one before
+                    position.best_step, position.best_loss = before_this.best_step, before_this.best_loss
             if config.sample_every and (position.step % config.sample_every == 0 or last):
                 watcher.sample(position.step)
-            stop = bool(self.ranks.sum(float(watcher.asked_to_stop()))[0])
-            if better or last or stop or early or position.step % config.save_every == 0:
-                position.seconds = before + time.perf_counter() - started
-                watcher.save(position)
             if stop or early:
                 return "early" if early else "stopped"
         return "finished"
@@ -115,7 +120,7 @@ class Loop:
         if not (math.isfinite(mean) and math.isfinite(norm)):
             raise TrainingError(
                 f"step {number + 1}: the loss is {mean:g}, the gradient's norm {norm:g}; no weight was changed: "
-                f"resume with a lower --lr than {config.lr:g}, or with --precision fp32"
+                f"resume with a lower --lr than {config.top_rate:g}, or with --precision fp32"
             )
         for optimizer in self.optimizers:
             optimizer.step()

@@ -59,7 +59,7 @@ def _in_chunks(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, wa
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     w = weight.to(dtype)
     total = torch.zeros((), dtype=torch.float32, device=x.device)
-    grad_x, grad_w = (torch.empty_like(x), torch.zeros_like(weight)) if wanted else (x, weight)
+    grad_x, grad_w = (torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32)) if wanted else (x, weight)
     n_rows = max(1, CHUNK // weight.shape[0])
     with torch.autocast(device, enabled=False):
         for first in range(0, len(x), n_rows):
@@ -70,7 +70,7 @@ def _in_chunks(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, wa
             if wanted:
                 grad_x[rows] = slope @ w
                 grad_w += slope.T @ here
-    return (total, grad_x, grad_w) if wanted else (total,)
+    return (total, grad_x, grad_w.to(weight.dtype)) if wanted else (total,)
 
 
 def _rows(

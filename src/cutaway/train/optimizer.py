@@ -35,12 +35,12 @@ def build_optimizers(network: nn.Module, config: TrainConfig) -> list[Optimizer]
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    optimizers: list[Optimizer] = [AdamW(groups, lr=config.lr, betas=BETAS, fused=True)]
+    optimizers: list[Optimizer] = [AdamW(groups, lr=config.top_rate, betas=BETAS, fused=True)]
     if hidden:
         optimizers.append(
             Muon(
                 [p for n, p in parameters.items() if n in hidden],
-                lr=config.lr,
+                lr=config.top_rate,
                 weight_decay=config.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )

@@ -77,6 +77,8 @@ def train(
     """
     folder = Path(out)
     given = (texts,) if isinstance(texts, str | Path) else tuple(texts)
+    if resume and not (folder / "run.json").exists():
+        raise TrainingError(f"{folder} holds no run to resume: give texts to start one")
     with joined(as_device(device)) as ranks, _alone(folder, ranks), _own_random_numbers(ranks):
         shown = display if display is not None and ranks.leads else Display()
         if resume:
@@ -84,7 +86,9 @@ def train(
             prepared = reread_texts(config, settled, shown)
             check_batch(config.batch_size, config.accumulate, ranks)
             settled = sharded(config, settled, prepared, ranks)
-            return _go(folder, config, settled, prepared, None, ranks, shown)
+            begun = bool(state.steps(folder))
+            base = load(config.from_model, device="cpu", dtype="float32") if config.from_model and not begun else None
+            return _go(folder, config, settled, prepared, base, ranks, shown)
         config = _config(texts=tuple(str(text) for text in given), **choices)
         ranks.wait()  # the first process may be about to write what the next line looks for
         if (folder / "run.json").exists():
@@ -178,6 +182,9 @@ def _restore(folder: Path, tensors: dict[str, Tensor], ranks: Ranks, display: Di
     for problem in damaged:
         display.note(f"damaged checkpoint, not used: {problem}")
     state.restore(path, tensors, ranks)
+    if ranks.leads:
+        for newer in [found for found in state.steps(folder) if found > path]:
+            state.set_aside(newer)  # damaged: it must not count as one of those that are kept
     display.note(f"resumed from {path}")
     if (position.world, position.threads) != (here.world, here.threads):
         display.note(
@@ -189,8 +196,6 @@ def _restore(folder: Path, tensors: dict[str, Tensor], ranks: Ranks, display: Di
 
 def _read_run(folder: Path, choices: dict[str, Any]) -> tuple[TrainConfig, Settled]:
     """What the run in a folder was asked to do and settled, with what may change changed."""
-    if not (folder / "run.json").exists():
-        raise TrainingError(f"{folder} holds no run to resume: give texts to start one")
     content = read_json(folder / "run.json")
     config = TrainConfig.from_dict(content.get("config", {}))
     fixed = [name for name, value in choices.items() if name not in CHANGEABLE and getattr(config, name, 0) != value]
@@ -232,3 +237,7 @@ def _alone(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        if not (folder / "run.json").exists():  # nothing came of it: leave nothing behind
+            with contextlib.suppress(OSError):
+                (folder / ".lock").unlink()
+                folder.rmdir()

@@ -17,8 +17,8 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     """
     warmup = min(config.warmup, config.steps // 2)
     if step < warmup:
-        return config.lr * (step + 1) / (warmup + 1)
+        return config.top_rate * (step + 1) / (warmup + 1)
     done = (step - warmup) / max(1, config.steps - warmup)
     cosine, wsd = 0.5 * (1 + math.cos(math.pi * done)), min(1.0, (1 - done) / DECAY)
     height = cosine if config.schedule == "cosine" else wsd
-    return config.lr * (config.final_lr + (1 - config.final_lr) * height)
+    return config.top_rate * (config.final_lr + (1 - config.final_lr) * height)

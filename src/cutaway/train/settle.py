@@ -33,6 +33,7 @@ class Settled:
     """A run's decisions. `family` is what a model it started from was stored as."""
 
     data: Path
+    key: str  # of its tokens, a hash of all that they depend on
     network: ModelConfig
     n_ctx: int
     family: str
@@ -98,11 +99,13 @@ def reread_texts(config: TrainConfig, settled: Settled, display: Display) -> Pre
         TrainingError: they are other texts by now.
     """
     if settled.data.exists():
-        return open_prepared(settled.data)
-    prepared = read_texts(config, load(config.from_model, device="cpu") if config.from_model else None, display)
-    if prepared.folder.name != settled.data.name:  # the hash of all that the tokens depend on
+        prepared = open_prepared(settled.data)
+    else:
+        base = load(config.from_model, device="cpu") if config.from_model else None
+        prepared = read_texts(config, base, display)
+    if prepared.key != settled.key:
         raise TrainingError(
-            f"the tokens in {settled.data} are gone, and {', '.join(config.texts)} are other texts by now: "
+            f"{settled.data} is gone or was made anew, and {', '.join(config.texts)} are other texts by now: "
             "bring either back, or start another run"
         )
     return prepared
@@ -140,6 +143,7 @@ def settle(config: TrainConfig, prepared: Prepared, base: LanguageModel | None, 
     bf16 = config.precision == "bf16" or (config.precision == "auto" and _bf16_pays(ranks.device, network.d_model))
     whole = Settled(
         data=prepared.folder,
+        key=prepared.key,
         network=network,
         n_ctx=n_ctx,
         family="" if base is None else base.report.family,

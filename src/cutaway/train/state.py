@@ -19,10 +19,9 @@ import re
 import shutil
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -53,7 +52,13 @@ class Position:
 
 
 def save(
-    folder: Path, position: Position, tensors: Mapping[str, Tensor], write_model: Any, ranks: Ranks, *, keep: int
+    folder: Path,
+    position: Position,
+    tensors: Mapping[str, Tensor],
+    write_model: Callable[[Path], None],
+    ranks: Ranks,
+    *,
+    keep: int,
 ) -> None:
     """Write the checkpoint of this step, then remove those that are no longer wanted. All processes call it.
 
@@ -62,32 +67,55 @@ def save(
     """
     final = folder / f"step-{position.step:08d}"
     partial = folder / f"{PARTIAL}{final.name}"
-    problem = ""
-    try:
-        if ranks.leads:
-            shutil.rmtree(partial, ignore_errors=True)
-            (partial / "state").mkdir(parents=True)
-        ranks.wait()
+
+    def prepare() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "state").mkdir(parents=True)
+
+    def write_shards() -> None:
         writer = HuggingFaceStorageWriter(str(partial / "state"), save_distributed=True)
         with _quietly():
             save_shards(dict(tensors), storage_writer=writer, no_dist=ranks.world == 1)
+
+    def finish() -> None:
+        write_model(partial)
+        _seal(partial, position)
+        if final.exists():  # found damaged when the run was resumed
+            shutil.rmtree(final)
+        partial.rename(final)
+        _flush(folder)
+        _remove_old(folder, position, keep)
+
+    problem = _together(ranks, prepare if ranks.leads else None)
+    problem = problem or _together(ranks, write_shards)
+    problem = problem or _together(ranks, finish if ranks.leads else None)
+    if problem:
         if ranks.leads:
-            write_model(partial)
-            _seal(partial, position)
-            if final.exists():  # found damaged when the run was resumed
-                shutil.rmtree(final)
-            partial.rename(final)
-            _flush(folder)
-            _remove_old(folder, position, keep)
-    except (OSError, SafetensorError, CutawayError, CheckpointException) as error:
-        problem = " ".join(str(error).split())[:300] or type(error).__name__
-        shutil.rmtree(partial, ignore_errors=True)
-    if ranks.sum(float(bool(problem)))[0]:
+            shutil.rmtree(partial, ignore_errors=True)
         kept = [found.name for found in steps(folder)]
         raise TrainingError(
-            f"step {position.step} could not be saved ({problem or 'another process failed'}): make room or rights in "
-            f"{folder}; {('whole there: ' + ', '.join(kept)) if kept else 'nothing was saved before'}"
+            f"step {position.step} could not be saved ({problem}): make room or rights in "
+            f"{folder}; {('saved there: ' + ', '.join(kept)) if kept else 'nothing was saved before'}"
         )
+
+
+def _together(ranks: Ranks, work: Callable[[], None] | None) -> str:
+    """One part of a common work; what went wrong with it, here or in another process, or nothing."""
+    problem = ""
+    try:
+        if work is not None:
+            work()
+    except (OSError, SafetensorError, CutawayError, CheckpointException) as error:
+        problem = _reason(error)
+    failed = ranks.sum(float(bool(problem)))[0]
+    return problem or ("another process failed" if failed else "")
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, in one line."""
+    if isinstance(error, CheckpointException):
+        return _reason(next(iter(error.failures.values()))[0])
+    return " ".join(str(getattr(error, "strerror", None) or error).split())[:200] or type(error).__name__
 
 
 def _seal(partial: Path, position: Position) -> None:
@@ -118,11 +146,16 @@ def _remove_old(folder: Path, position: Position, keep: int) -> None:
     best = f"step-{position.best_step or 0:08d}"
     for old in steps(folder)[keep:]:
         if old.name != best:
-            doomed = folder / f"{PARTIAL}old-{old.name}"
-            old.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            set_aside(old)
     for left in folder.glob(f"{PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def set_aside(old: Path) -> None:
+    """Take a checkpoint out of the run."""
+    doomed = old.with_name(f"{PARTIAL}old-{old.name}")
+    old.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def steps(folder: Path) -> list[Path]:
@@ -177,8 +210,7 @@ def restore(path: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
         with _quietly():
             load(tensors, storage_reader=reader, no_dist=ranks.world == 1)
     except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise TrainingError(f"{path}: its state does not fit this run ({reason})") from error
+        raise TrainingError(f"{path}: its state does not fit this run ({_reason(error)})") from error
 
 
 @contextlib.contextmanager

@@ -110,7 +110,8 @@ class Watcher:
 
     def sample(self, step: int) -> None:
         """What the model writes from its default start; not a sharded one, whose parts lie apart."""
-        if self.log is None or self.settled.sharded:
+        starts_somewhere = self.tokenizer.bos_id is not None
+        if self.log is None or self.settled.sharded or not starts_somewhere:
             return
         network = self.objective.network
         model = self._model(network)
@@ -118,15 +119,20 @@ class Watcher:
         self.log.write({"step": step, "sample": text})
         self.display.sample(text)
 
-    def save(self, position: Position) -> None:
-        """A checkpoint. One that fails before the end is told, and the run goes on: the next may find room."""
-        whole = whole_parameters(self.objective) if self.settled.sharded else None
+    def save(self, position: Position, *, must: bool) -> bool:
+        """A checkpoint. One that fails where it must not is an error; another is told, and the next may find room."""
+        whole = None
+        if self.settled.sharded:  # the tensors of the state: after a pass the network's own may be in another type
+            names = [name for name, _ in self.objective.network.named_parameters()]
+            whole = whole_parameters({name: self.tensors[name] for name in names})
         try:
             state.save(self.folder, position, self.tensors, self._writer(whole), self.ranks, keep=self.config.keep)
         except TrainingError as error:
-            if position.step == self.config.steps or self.stop_asked:
+            if must:
                 raise
             self.display.note(f"{error}; going on")
+            return False
+        return True
 
     def _writer(self, whole: dict[str, Tensor] | None) -> Callable[[Path], None]:
         def write(folder: Path) -> None:

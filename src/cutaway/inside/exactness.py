@@ -1,0 +1,142 @@
+"""The exactness panel: what must hold inside every pass, each with the error it holds within."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from cutaway.inside.edits import Patch
+from cutaway.inside.trace import LIMIT, Model, trace
+from cutaway.network import Transformer
+from cutaway.nn.cache import Cache
+from cutaway.nn.linear import Linear
+from cutaway.nn.tap import Tap
+
+# max|Δ| over max(1, max|expected|): the contract's in fp32, and in fp64 because softmax is in fp32 in every type
+LIMITS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+N_STEPS = 16  # single tokens read from the cache, after a prefix in one pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One promise, the largest error found, and what it must not pass."""
+
+    name: str
+    error: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.limit  # not so for NaN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exactness:
+    """Every promise checked on one prompt; errors are max|Δ| / max(1, max|expected|)."""
+
+    tokens: tuple[int, ...]
+    dtype: str
+    checks: tuple[Check, ...]
+
+    @property
+    def holds(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        checks = [asdict(check) | {"holds": check.holds} for check in self.checks]
+        return {"tokens": list(self.tokens), "dtype": self.dtype, "holds": self.holds, "checks": checks}
+
+
+class Sums(Tap):
+    """Adds up on the way all that the pass adds, and measures every pattern, without holding them."""
+
+    def __init__(self, network: Transformer) -> None:
+        self.network = network
+        self.by_head = network.config.norm_placement == "pre"  # else a norm stands between the heads and what is added
+        self.parts = network.embed.weight.new_zeros((), dtype=torch.float64)
+        self.last: Tensor = self.parts
+        self.rows_error = self.upper = 0.0
+        self.bias: Tensor | None = None
+
+    def inside(self, scope: str) -> Tap:
+        self.bias = cast(Linear, self.network.get_submodule(f"{scope}.attn.out")).bias
+        return self
+
+    def wants(self, *names: str) -> bool:
+        return True
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:  # type: ignore[override]  # all values are tensors
+        match name:
+            case "embed" | "pos_embed" | "ff.out":
+                self.parts = self.parts + value.double()
+            case "attn.head_out" if self.by_head:
+                self.parts = self.parts + value.double().sum(1) + (0 if self.bias is None else self.bias.double())
+            case "attn.out" if not self.by_head:
+                self.parts = self.parts + value.double()
+            case "attn.pattern":
+                self.rows_error = max(self.rows_error, float((value.double().sum(-1) - 1).abs().max()))
+                self.upper = max(self.upper, float(value.triu(1).abs().max()))
+            case "resid_post":
+                self.last = value
+        return value
+
+
+@torch.no_grad()
+def exact(model: Model, prompt: Any, *, limit: int = LIMIT) -> Exactness:
+    """Check on a prompt what every look inside relies on.
+
+    The parts are the embedding, the positions, every head, the output biases and every feed-forward; where a norm
+    stands behind attention, what it adds counts as one part.
+
+    Args:
+        limit: what may be held for the patch with itself, as in `trace` [B].
+    Raises:
+        InsideError: it would be more.
+        ContextError, TokenizerError, GenerationError: as in `generate`.
+    """
+    network, ids = model.network, model.ids(prompt)
+    tokens = torch.tensor([ids], device=network.embed.weight.device)
+    plain, sums = network(tokens), Sums(network)
+    looked = network(tokens, tap=sums)
+    dtype = network.embed.weight.dtype
+    near = LIMITS[dtype]
+    checks = (
+        Check(name="parts sum to the whole", error=distance(sums.parts, sums.last), limit=near),
+        Check(name="rows of every pattern sum to 1", error=sums.rows_error, limit=near),
+        Check(name="nothing above the diagonal", error=sums.upper, limit=0.0),
+        Check(name="lens of the last layer = logits", error=distance(network.unembed(sums.last), looked), limit=near),
+        Check(name="looked at = not looked at", error=distance(looked, plain), limit=near),
+        Check(name="patched with itself = untouched", error=self_patch(model, ids, limit), limit=0.0),
+        Check(name="cached = full", error=distance(cached(network, tokens), plain), limit=near),
+    )
+    return Exactness(tokens=tuple(ids), dtype=str(dtype).removeprefix("torch."), checks=checks)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """max|Δ| over max(1, max|expected|)."""
+    found, expected = found.double(), expected.double()
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def self_patch(model: Model, ids: list[int], limit: int) -> float:
+    """How far the logits move when every head and every block's result is patched with its own value: 0."""
+    names = ("blocks.*.attn.z", "blocks.*.resid_post")
+    (before,) = trace(model, [ids], keep=names, limit=limit)
+    (after,) = trace(model, [ids], keep=(), edits=[Patch(name, before) for name in names])
+    return distance(after.logits, before.logits)
+
+
+def cached(network: Transformer, tokens: Tensor) -> Tensor:
+    """The logits of a text read from the cache: a prefix at once, the last tokens one by one."""
+    n_tokens = tokens.shape[1]
+    cache: Cache | None = None
+    rows: list[Tensor] = []
+    for n in range(max(n_tokens - N_STEPS, 1), n_tokens + 1):
+        if cache is None or network.rotation_changes(cache.lengths[0], n):  # its keys were turned for a shorter text
+            cache, rows = Cache(network.config, 1, network.embed.weight), []
+        rows.append(network(tokens[:, cache.lengths[0] : n], cache))
+    return torch.cat(rows, dim=1)

@@ -1,0 +1,204 @@
+"""The tap of a trace: it keeps and edits what was asked for, and lets everything else of the pass be.
+
+A block of which nothing is asked gets the idle tap, so it runs as if nobody watched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cutaway.errors import InsideError
+from cutaway.inside.edits import Edit, Site
+from cutaway.inside.names import Index, Target
+from cutaway.inside.values import Entry, Values, put, select
+from cutaway.nn.tap import IDLE, Tap
+
+Wanted = TypeVar("Wanted")
+
+# What a cached step has no number for, because the key came later: hidden by the mask, or never computed (NaN).
+LATER_KEYS = {"attn.pattern": 0.0, "attn.masked": -math.inf}
+
+
+@dataclass(kw_only=True, eq=False)
+class Row:
+    """One text of the batch: what the current pass reads of it, and what was kept so far."""
+
+    n_prompt: int
+    first: int = 0
+    n_new: int = 0
+    pieces: dict[Target, list[tuple[tuple[Index, ...], Tensor]]] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.first + self.n_new
+
+    def view(self, target: Target, value: Tensor, at: int) -> Tensor:
+        """This text's own share of a batch: its row, without the pads and what lies behind them."""
+        value = value[min(at, value.shape[0] - 1)][None]  # positions come once where all texts start together
+        for axis, letter in enumerate(target.axes):
+            if letter in "TS":
+                value = value.narrow(axis, 0, self.n_new if letter == "T" else self.end)
+        return value
+
+    def index(self, target: Target, value: Tensor, *, new_only: bool, reach: Index | None = None) -> list[Index]:
+        """Which of every axis are meant in this pass. Old keys and values are kept already: `new_only`."""
+        index: list[Index] = []
+        for axis, letter in enumerate(target.axes):
+            is_place = axis == target.place
+            first = self.first if letter == "T" or (is_place and new_only) else 0
+            universe = range(first, self.end) if letter in "TS" else range(value.shape[axis])
+            chosen = target.index(axis, universe, self.n_prompt if letter in "TS" else value.shape[axis])
+            if is_place and reach is not None and target.spans(axis) is None:
+                chosen = [i for i in chosen if i in reach]
+            index.append(chosen)
+        return index
+
+    def local(self, target: Target, index: Sequence[Index]) -> list[Index]:
+        """The same, counted from where this pass begins."""
+        if "T" not in target.axes or not self.first:
+            return list(index)
+        axis = target.axes.index("T")
+        here = index[axis]
+        moved: Index = (
+            range(here.start - self.first, here.stop - self.first)
+            if isinstance(here, range)
+            else [i - self.first for i in here]
+        )
+        return [moved if i == axis else chosen for i, chosen in enumerate(index)]
+
+    def keep(self, target: Target, value: Tensor) -> None:
+        """Hold what is wanted of this text's value; a text that is read again from an earlier place takes over."""
+        index = self.index(target, value, new_only=True)
+        if not all(map(len, index)):
+            return
+        held = [(old, piece) for old, piece in self.pieces.get(target, []) if old[target.place][0] < self.first]
+        part = compact(select(value, self.local(target, index)).detach())
+        self.pieces[target] = [*held, (tuple(index), part)]
+
+    def values(self) -> Values:
+        """All that was kept, the steps of a generation joined to what one pass would give."""
+        return Values([_joined(target, pieces) for target, pieces in self.pieces.items()], self.n_prompt)
+
+
+class TraceTap(Tap):
+    """What one trace wants of a pass over several texts."""
+
+    def __init__(self, keep: Sequence[Target], edits: Sequence[tuple[Edit, Target]], *, grad: bool = False) -> None:
+        self.kept = _by_name((target.name, target) for target in keep)
+        self.edits = _by_name((target.name, (edit, target)) for edit, target in edits)
+        self.grad = grad
+        self.rows: list[Row] = []
+        self.graph: dict[str, Tensor] = {}
+        names = {*self.kept, *self.edits}
+        self.scopes = {scope: Scope(self, scope, names) for scope in {_scope_of(name) for name in names}}
+
+    def inside(self, scope: str) -> Tap:
+        return self.scopes.get(scope, IDLE)
+
+    def begin(self, rows: Sequence[Row], firsts: Sequence[int], n_new: Sequence[int]) -> None:
+        """The next pass reads `n_new` tokens of each row, the first at these positions."""
+        self.rows = list(rows)
+        for row, first, n in zip(rows, firsts, n_new, strict=True):
+            row.first, row.n_new = first, n
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:  # type: ignore[override]  # all values are tensors
+        for edit, target in self.edits.get(name, ()):
+            value = self.edited(edit, target, value)
+        if name in self.kept:
+            value = self.hold(name, value)
+        return value
+
+    def edited(self, edit: Edit, target: Target, value: Tensor) -> Tensor:
+        """The value with one edit in it; as it is where there is nothing to change."""
+        changed = None
+        for at, row in enumerate(self.rows):
+            whole = row.view(target, value if changed is None else changed, at)
+            index = row.index(target, whole, new_only=False, reach=edit.reach(target.axes, row.n_prompt))
+            if not all(map(len, index)):
+                continue
+            local = row.local(target, index)
+            part = select(whole, local)
+            first = row.first if "T" in target.axes else 0
+            site = Site(target=target, index=index, whole=whole, first=first, n_prompt=row.n_prompt)
+            new = edit(part, site).to(part)
+            try:
+                new = new.expand(part.shape)
+            except RuntimeError as error:
+                wrong = f"{tuple(new.shape)} does not fit {tuple(part.shape)}"
+                raise InsideError(f"{type(edit).__name__} at {target}: {wrong}, the part it is for") from error
+            changed = copied(value) if changed is None else changed
+            put(row.view(target, changed, at), local, new)
+        return value if changed is None else changed
+
+    def hold(self, name: str, value: Tensor) -> Tensor:
+        """Keep the wanted parts. With gradients the value itself becomes a point of the graph with this name alone."""
+        if self.grad and value.is_floating_point():
+            value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+            self.graph[name] = value
+        self.keep(name, value)
+        return value
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Put each text's share where it belongs."""
+        for target in self.kept[name]:
+            for at, row in enumerate(self.rows):
+                row.keep(target, row.view(target, value, at))
+
+
+class Scope(Tap):
+    """The trace's tap inside one block."""
+
+    def __init__(self, tap: TraceTap, scope: str, names: set[str]) -> None:
+        self.tap = tap
+        self.scope = scope
+        self.names = {name for name in names if _scope_of(name) == scope}
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:  # type: ignore[override]  # all values are tensors
+        full = f"{self.scope}.{name}"
+        return self.tap(full, value) if full in self.names else value
+
+    def wants(self, *names: str) -> bool:
+        return any(f"{self.scope}.{name}" in self.names for name in names)
+
+
+def compact(value: Tensor) -> Tensor:
+    """The value alone: a view would keep all that it was cut from, and see what is written there later."""
+    return value.clone() if value.untyped_storage().nbytes() != value.numel() * value.element_size() else value
+
+
+def copied(value: Tensor) -> Tensor:
+    """A copy that lies in memory as the original does, so that the kernels go on as before, bit for bit."""
+    if 0 in value.stride():  # one row read many times
+        return value.clone(memory_format=torch.contiguous_format)
+    return value.new_empty_strided(value.shape, value.stride()).copy_(value)
+
+
+def _by_name(pairs: Iterable[tuple[str, Wanted]]) -> dict[str, list[Wanted]]:
+    found: dict[str, list[Wanted]] = {}
+    for name, wanted in pairs:
+        found.setdefault(name, []).append(wanted)
+    return found
+
+
+def _scope_of(name: str) -> str:
+    return ".".join(name.split(".")[:2]) if name.startswith("blocks.") else ""
+
+
+def _joined(target: Target, pieces: Sequence[tuple[tuple[Index, ...], Tensor]]) -> Entry:
+    indices, parts = [index for index, _ in pieces], [part for _, part in pieces]
+    if len(pieces) == 1:
+        return Entry(target=target, index=indices[0], value=parts[0])
+    index = list(indices[-1])
+    index[target.place] = [i for one in indices for i in one[target.place]]
+    if "T" in target.axes and "S" in target.axes:
+        fill = LATER_KEYS.get(target.name.split(".", 2)[-1], math.nan)
+        n_keys = parts[-1].shape[-1]
+        parts = [F.pad(part, (0, n_keys - part.shape[-1]), value=fill) for part in parts]
+    return Entry(target=target, index=tuple(index), value=torch.cat(parts, dim=target.place))
