@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -58,7 +59,10 @@ class GatedFeedForward(nn.Module):
         """act(gate) ⊙ up."""
         if self.activation is F.silu and few_rows.silu_gate_applies(gate, up):
             return few_rows.silu_gate(gate, up)
-        return self.activation(gate).mul_(up)  # in place: for a long prompt, fresh memory costs more than the product
+        post = self.activation(gate)
+        if torch.is_grad_enabled():
+            return post * up
+        return post.mul_(up)  # in place: for a long prompt, fresh memory costs more than the product
 
 
 def build_feedforward(config: ModelConfig) -> FeedForward | GatedFeedForward:

@@ -25,6 +25,8 @@ from cutaway.train.schedule import learning_rate
 from cutaway.train.settle import Settled
 from cutaway.train.state import Position
 
+EVALUATED = 4096  # tokens a pass at least: without gradients there is room
+
 
 class Watcher(Protocol):
     """What happens between steps: logs, samples, checkpoints."""
@@ -167,7 +169,7 @@ class Loop:
         every = np.arange(0, len(stream) - self.n_ctx, self.n_ctx)
         n = min(len(every), config.eval_windows or len(every))
         chosen = every[np.arange(n) * len(every) // n]
-        size = max(1, config.batch_size // config.accumulate // ranks.world)
+        size = max(EVALUATED // self.n_ctx, config.batch_size // config.accumulate // ranks.world)
         self.module.eval()
         total = 0.0
         for first in range(0, n, size * ranks.world):  # all processes make as many passes, all of one shape
