@@ -18,7 +18,7 @@ test: $(VENV)/.dev                      ## every check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n $(JOBS)
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal
 
 bench: $(VENV)/.dev                     ## the measured claims, each beside its peer
 	$(BIN)/python -m benchmarks

@@ -37,7 +37,7 @@ def prose_of(page: Path) -> str:
 def commands_of(page: Path) -> Iterator[list[str]]:
     """The words of each `cutaway …` on a page, in a shell block, after a prompt, or within a sentence."""
     lines = re.findall(r"`(cutaway [^`]+)`", prose_of(page))
-    for kind, block in FENCE.findall(text_of(page)):
+    for kind, block in FENCE.findall(text_of(page).replace("\\\n", "")):
         if kind == "sh":
             lines += block.splitlines()
         elif kind == "console":

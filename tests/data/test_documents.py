@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cutaway.data import documents
@@ -79,6 +79,8 @@ def test_a_mark_says_the_encoding_and_is_no_text(tmp_path: Path, mark: bytes, en
 )
 def test_what_was_written_is_read(parts: list[str], encoding: str, packing: str, chunk: int):
     """X1, X9: NUL, U+FE30, combining marks and line ends of any kind, in pieces of any size."""
+    # UTF-16's mark before a NUL is UTF-32's mark: no reader can tell the two apart.
+    assume(encoding != "utf-16" or not any(text.startswith("\0") for text in parts))
     with tempfile.TemporaryDirectory() as folder, patch.object(documents, "CHUNK", chunk):
         for i, text in enumerate(parts):
             written(Path(folder), f"{i}.txt{packing}", packed(packing, text.encode(encoding)))
