@@ -11,8 +11,8 @@ demo: $(VENV)/.run                      ## install, let the bundled model speak,
 	$(BIN)/cutaway run -m bard --max-tokens 120 --seed 3 --temperature 0.7 "ROMEO:"
 	rm -rf runs/demo
 	$(BIN)/cutaway train "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/*.py" \
-	  --out runs/demo --size nano --vocab-size 1024 --batch-size 8 --steps 200 --eval-every 50 --sample-every 0
-	$(BIN)/cutaway run -m runs/demo --max-tokens 100 --seed 1 "def "
+	  --out runs/demo --size nano --vocab-size 1024 --batch-size 8 --steps 250 --lr 0.01 --eval-every 125 --sample-every 0
+	$(BIN)/cutaway run -m runs/demo --max-tokens 70 --seed 1 --temperature 0.6 "    def"
 
 test: $(VENV)/.dev                      ## every check
 	$(BIN)/ruff check .
