@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,27 +18,14 @@ from cutaway.data.shards import Prepared, TokenStream
 from cutaway.errors import TrainingError
 from cutaway.train.config import TrainConfig
 from cutaway.train.distributed import Ranks, gradients_meet
-from cutaway.train.loss import IGNORE, Objective
+from cutaway.train.loss import IGNORE
 from cutaway.train.optimizer import clip, set_rate
 from cutaway.train.schedule import learning_rate
 from cutaway.train.settle import Settled
 from cutaway.train.state import Position
+from cutaway.train.watch import Watcher
 
 EVALUATED = 4096  # tokens a pass at least: without gradients there is room
-
-
-class Watcher(Protocol):
-    """What happens between steps: logs, samples, checkpoints."""
-
-    def stepped(self, record: dict[str, float]) -> None: ...
-
-    def evaluated(self, record: dict[str, float]) -> None: ...
-
-    def sample(self, step: int) -> None: ...
-
-    def save(self, position: Position, *, must: bool) -> bool: ...
-
-    def asked_to_stop(self) -> bool: ...
 
 
 class Loop:
@@ -49,14 +35,12 @@ class Loop:
         self,
         config: TrainConfig,
         settled: Settled,
-        objective: Objective,
         module: nn.Module,
         optimizers: list[Optimizer],
         prepared: Prepared,
         ranks: Ranks,
     ) -> None:
         self.config = config
-        self.objective = objective
         self.module = module
         self.optimizers = optimizers
         self.prepared = prepared

@@ -127,7 +127,7 @@ def _go(
         content = {"config": config.to_dict(), "settled": settled.to_dict()}
         write_atomically(folder / "run.json", json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
 
-    loop = Loop(config, settled, objective, module, optimizers, prepared, ranks)
+    loop = Loop(config, settled, module, optimizers, prepared, ranks)
     watcher = Watcher(folder, config, settled, objective, prepared.tokenizer, tensors, ranks, display)
     watcher.seconds_per_token = plan.flops_per_token / (plan.peak * ranks.world)
     with watcher.open(position.step):

@@ -80,8 +80,6 @@ def save(
     def finish() -> None:
         write_model(partial)
         _seal(partial, position)
-        if final.exists():  # found damaged when the run was resumed
-            shutil.rmtree(final)
         partial.rename(final)
         _flush(folder)
         _remove_old(folder, position, keep)
