@@ -27,19 +27,9 @@ from cutaway.train.loop import Loop
 from cutaway.train.loss import IGNORE, Objective
 from cutaway.train.optimizer import SLOTS, build_optimizers, past
 from cutaway.train.run import train
+from support.runs import TINY, bottles
 
-TINY: dict[str, Any] = {
-    "tokenizer": "bytes",
-    "n_layers": 2,
-    "n_heads": 2,
-    "d_model": 16,
-    "n_ctx": 8,
-    "batch_size": 4,
-    "warmup": 2,
-    "eval_windows": 4,
-    "sample_every": 0,
-    "compile": "off",
-}
+OPTIONS = TINY | {"n_layers": 2}
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"))
 
 
@@ -48,7 +38,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("cutaway.train.watch.draw_curve", lambda records, stem: None)  # not what is looked at here
     path = tmp_path / "text.txt"
-    path.write_text("".join(f"{n} bottles hang on the wall, take {n % 7} down.\n" for n in range(60)))
+    path.write_text(bottles(60))
     return path
 
 
@@ -60,9 +50,9 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch.compile's own import
 def test_a_compiled_run_resumed_twice(text: Path, tmp_path: Path) -> None:
     """R1: no file ever has a prefix, and the names are those of the run that is not compiled, also the second time."""
-    train(text, out=tmp_path / "plain", **TINY, steps=6)
+    train(text, out=tmp_path / "plain", **OPTIONS, steps=6)
     with torch.compiler.set_stance("force_eager"):  # wrapped as ever, but the wrapper calls what it wraps
-        train(text, out=tmp_path / "run", **TINY | {"compile": "on"}, steps=2)
+        train(text, out=tmp_path / "run", **OPTIONS | {"compile": "on"}, steps=2)
         for steps in (4, 6):
             assert train(out=tmp_path / "run", resume=True, steps=steps).step == steps
     plain, compiled = tensors_of(tmp_path / "plain" / "step-00000006"), tensors_of(tmp_path / "run" / "step-00000006")
@@ -73,7 +63,7 @@ def test_a_compiled_run_resumed_twice(text: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["_orig_mod.module.", "module._orig_mod."])
 def test_a_model_saved_with_a_prefix_is_trained_further_twice(text: Path, tmp_path: Path, prefix: str) -> None:
     """R1: what another trainer saved from a wrapped model; every step after it is the one after the plain model."""
-    train(text, out=tmp_path / "base", **TINY, steps=1)
+    train(text, out=tmp_path / "base", **OPTIONS, steps=1)
     (wrapped,) = (tmp_path / "base").glob("step-*")
     file = wrapped / "model.safetensors"
     tensors = load_file(file)
@@ -107,10 +97,10 @@ def test_what_an_optimizer_keeps_is_where_its_parameter_is(name: str) -> None:
 def test_the_past_is_restored_into_the_tensors_that_the_optimizers_use(text: Path, tmp_path: Path, name: str) -> None:
     """R5: in place, so wherever a checkpoint was saved, moments stay on the parameter's device. There is no state of a
     generator that could land on a wrong one: every random number comes from the seed and the step."""
-    train(text, out=tmp_path / "run", **TINY, steps=3, optimizer=name)
+    train(text, out=tmp_path / "run", **OPTIONS, steps=3, optimizer=name)
     (folder,) = (tmp_path / "run").glob("step-*")
     assert not [path for path in folder.rglob("*") if "rng" in path.name]
-    config = TrainConfig(**TINY, optimizer=name)  # type: ignore[arg-type]
+    config = TrainConfig(**OPTIONS, optimizer=name)  # type: ignore[arg-type]
     objective = Objective(Transformer(config.model(257)))
     optimizers = build_optimizers(objective, config)
     kept = past(objective, optimizers)
@@ -125,7 +115,7 @@ def test_the_past_is_restored_into_the_tensors_that_the_optimizers_use(text: Pat
 
 def test_another_number_of_processes_or_threads_is_a_note(text: Path, tmp_path: Path) -> None:
     """R5: told, and no crash."""
-    train(text, out=tmp_path / "run", **TINY, steps=2)
+    train(text, out=tmp_path / "run", **OPTIONS, steps=2)
     (folder,) = (tmp_path / "run").glob("step-*")
     content = json.loads((folder / "state.json").read_text())
     content["position"] |= {"world": 8, "threads": 3}
@@ -155,7 +145,7 @@ class Marker:
 def test_a_pickle_in_a_checkpoint_never_runs(text: Path, tmp_path: Path, where: str, sealed: bool) -> None:
     """R6: weights and the optimizers' past, also where size and checksum are made to fit."""
     out, marker = tmp_path / "run", tmp_path / "marker"
-    train(text, out=out, **TINY, steps=2)
+    train(text, out=out, **OPTIONS, steps=2)
     (folder,) = out.glob("step-*")
     (file,) = folder.glob("state/*.safetensors" if where == "state" else "model.safetensors")
     file.write_bytes(pickle.dumps({"embed.weight": Marker(marker)}))
@@ -185,7 +175,7 @@ def test_a_pickle_among_the_tokens_never_runs(text: Path, tmp_path: Path, name: 
 
 def test_documents_count_by_their_tokens(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """X5: 10 and 100 targets with mean losses 1 and 2 make 1.9091, not 1.5."""
-    train(text, out=tmp_path / "run", **TINY, steps=1)
+    train(text, out=tmp_path / "run", **OPTIONS, steps=1)
     folder = tmp_path / "documents"
     folder.mkdir()
     (folder / "a.txt").write_text("a" * 11)
@@ -209,14 +199,14 @@ def test_dropout_is_off_wherever_a_model_is_asked(text: Path, tmp_path: Path, mo
         out = step(self, number)
         assert self.module.training
         assert self.prepared.val is not None
-        network = self.objective.network
+        network = self.module.network
         seen.append([self.evaluate(self.prepared.val) for _ in range(2)])
         self.module.train()
         seen.append([greedy(network, self.prepared.tokenizer) for _ in range(2)])
         return out
 
     monkeypatch.setattr(Loop, "step", watched)
-    train(text, out=tmp_path / "run", **TINY, dropout=0.5, steps=2)
+    train(text, out=tmp_path / "run", **OPTIONS, dropout=0.5, steps=2)
     assert len(seen) == 4
     assert all(one == other for one, other in seen)
 
@@ -230,7 +220,7 @@ def test_a_text_that_names_the_end_does_not_end(text: Path, tmp_path: Path) -> N
     """K1 in training: the control token stands once a document, at its end, whatever a text says; in chat and run
     alike it is asked for."""
     text.write_text("say <|endoftext|> now\n" * 20)
-    train(text, out=tmp_path / "run", **TINY, steps=1, val_fraction=0.0)
+    train(text, out=tmp_path / "run", **OPTIONS, steps=1, val_fraction=0.0)
     model = cutaway.load(tmp_path / "run")
     prepared = open_prepared(json.loads((tmp_path / "run" / "run.json").read_text())["settled"]["data"])
     ids = prepared.train.read(0, len(prepared.train)).tolist()

@@ -15,21 +15,15 @@ from safetensors.torch import load_file
 
 import cutaway
 from cutaway.train.run import train
+from support.runs import TINY, bottles, weights
 
-OPTIONS: dict[str, Any] = {
-    "tokenizer": "bytes",
+OPTIONS = TINY | {
     "n_layers": 2,
-    "n_heads": 2,
-    "d_model": 16,
-    "n_ctx": 8,
     "batch_size": 8,
     "accumulate": 2,
-    "warmup": 2,
     "eval_windows": 5,
     "eval_every": 3,
     "save_every": 3,
-    "sample_every": 0,
-    "compile": "off",
     "keep": 9,
 }
 
@@ -38,7 +32,7 @@ OPTIONS: dict[str, Any] = {
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "text.txt"
-    path.write_text("".join(f"{n} bottles hang on the wall, take {n % 7} down.\n" for n in range(60)))
+    path.write_text(bottles(60))
     return path
 
 
@@ -62,10 +56,6 @@ def losses(out: Path) -> list[float]:
 def names(out: Path) -> set[str]:
     """Every tensor in the files of the last checkpoint."""
     return {name for file in (out / "step-00000006").rglob("*.safetensors") for name in load_file(file)}
-
-
-def weights(folder: Path) -> torch.Tensor:
-    return torch.cat([p.flatten() for p in cutaway.load(folder).network.parameters()])
 
 
 @pytest.mark.parametrize(("n", "parallel"), [(2, "sharded"), (2, "data"), (4, "sharded")])

@@ -9,44 +9,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import cutaway
 from cutaway.errors import TrainingError
 from cutaway.train import state
 from cutaway.train.display import Display
 from cutaway.train.run import train
+from support.runs import TINY, bottles, weights
 
-OPTIONS: dict[str, Any] = {
-    "tokenizer": "bytes",
-    "n_layers": 1,
-    "n_heads": 2,
-    "d_model": 16,
-    "n_ctx": 8,
-    "batch_size": 4,
-    "steps": 1000,
-    "eval_every": 50,
-    "eval_windows": 2,
-    "save_every": 20,
-    "sample_every": 0,
-    "dropout": 0.1,
-    "compile": "off",
-}
-
-
-def weights(folder: Path) -> torch.Tensor:
-    return torch.cat([p.flatten() for p in cutaway.load(folder).network.parameters()])
+OPTIONS = TINY | {"steps": 1000, "eval_every": 50, "eval_windows": 2, "save_every": 20, "dropout": 0.1}
 
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "text.txt"
-    path.write_text("".join(f"{n} bottles hang on the wall, take {n % 7} down.\n" for n in range(60)))
+    path.write_text(bottles(60))
     return path
 
 

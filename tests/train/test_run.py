@@ -21,21 +21,12 @@ from cutaway.train.display import Display
 from cutaway.train.loop import Loop
 from cutaway.train.optimizer import clip
 from cutaway.train.run import train
+from support import runs
+from support.runs import weights
 from support.vocabularies import byte_level
 
-TEXT = "".join(f"{n} bottles hang on the wall, take {n % 7} down.\n" for n in range(120))
-TINY: dict[str, Any] = {
-    "tokenizer": "chars",
-    "n_layers": 1,
-    "n_heads": 2,
-    "d_model": 16,
-    "n_ctx": 8,
-    "batch_size": 4,
-    "warmup": 2,
-    "eval_windows": 4,
-    "sample_every": 0,
-    "compile": "off",
-}
+TEXT = runs.bottles(120)
+TINY = runs.TINY | {"tokenizer": "chars"}
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +68,6 @@ class Watching(Display):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-
-def weights(folder: Path) -> torch.Tensor:
-    model = cutaway.load(folder)
-    return torch.cat([p.flatten() for p in model.network.parameters()])
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "llama"])
