@@ -19,17 +19,22 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors"},
     {"checked"},
-    {"config"},
+    {"config", "figures"},
     {"presets", "nn", "text"},
     {"network"},
     {"checkpoint", "generate"},
-    {"inside"},
+    {"inside", "account"},
     {"language_model", "data"},
     {"train"},
-    {"show"},
+    {"claims", "show"},
+    {"serve"},
     {"cli"},
     {"__main__"},
 ]
+
+
+# A result draws itself: the one look upward, taken when it is asked to.
+DOORS = {("figures.py", "show")}
 
 
 def room(module: str) -> str:
@@ -55,6 +60,8 @@ def test_nothing_imports_upward(path: Path) -> None:
     assert here in floor, f"{here} has no floor"
     for module in imports(path):
         if module.startswith("cutaway.") and room(module) in floor and room(module) != here:
+            if (path.relative_to(SOURCE).as_posix(), room(module)) in DOORS:
+                continue
             assert floor[room(module)] < floor[here], f"{path} imports {module}"
 
 
