@@ -34,18 +34,24 @@ def label(tokenizer: Tokenizer | IdTokenizer, token: int) -> str:
 def _groups(pieces: Sequence[bytes]) -> list[list[bytes]]:
     """Neighbours that share a character, together; bytes that are no character stay alone."""
     groups: list[list[bytes]] = []
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    open_group: list[bytes] = []
+    unfinished: list[bytes] = []
     for piece in pieces:
-        try:
-            decoder.decode(piece)
-        except UnicodeDecodeError:
-            decoder.reset()
-            groups += [[one] for one in [*open_group, piece]]
-            open_group = []
-            continue
-        open_group.append(piece)
-        if not decoder.getstate()[0]:
-            groups.append(open_group)
-            open_group = []
-    return groups + [[one] for one in open_group]
+        state = _state(b"".join([*unfinished, piece]))
+        if state == "broken" and unfinished:  # the character never came: this piece may begin another
+            groups += [[one] for one in unfinished]
+            unfinished, state = [], _state(piece)
+        unfinished.append(piece)
+        if state != "unfinished":
+            groups.append(unfinished)
+            unfinished = []
+    return groups + [[one] for one in unfinished]
+
+
+def _state(text: bytes) -> str:
+    """Whether the last character of these bytes is whole, unfinished, or no character."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        decoder.decode(text)
+    except UnicodeDecodeError:
+        return "broken"
+    return "unfinished" if decoder.getstate()[0] else "whole"
