@@ -13,8 +13,6 @@ from typing import Any, Literal, TypeVar, get_args
 from cutaway.checked import Checked, check_count, check_positive, short
 from cutaway.errors import ConfigError
 
-# --- norms -------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormConfig(Checked):
@@ -44,8 +42,6 @@ class RMSNormConfig(Checked):
 
 
 NormConfig = LayerNormConfig | RMSNormConfig
-
-# --- positions ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +167,6 @@ class RotaryConfig(Checked):
 
 PositionConfig = LearnedPositionConfig | RotaryConfig | NoPositionConfig
 
-# --- masks -------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, kw_only=True)
 class CausalMaskConfig(Checked):
@@ -190,9 +184,12 @@ class WindowMaskConfig(Checked):
         check_count("mask.size", self.size)
 
 
-MaskConfig = CausalMaskConfig | WindowMaskConfig
+@dataclass(frozen=True, kw_only=True)
+class NoMaskConfig(Checked):
+    """A query sees every position, later ones too: to show what the mask is for. No format has it."""
 
-# --- sub-layers --------------------------------------------------------------------------------------------
+
+MaskConfig = CausalMaskConfig | WindowMaskConfig | NoMaskConfig
 
 QKNorm = Literal["head", "width"]
 
@@ -242,8 +239,6 @@ LIMITS = {
     "d_head": 2**16,
     "d_ff": 2**24,
 }
-
-# --- the model ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cutaway.config import ModelConfig
+from cutaway.config import ModelConfig, NoMaskConfig
 from cutaway.nn.block import Block
 from cutaway.nn.cache import Cache, NoCache
 from cutaway.nn.kernel import soft_cap
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         positions = tap("positions", positions_of(starts, n_queries, tokens.device))
         lengths = [start + n for start, n in zip(starts, n_new, strict=True)]
         rotations = [position.at(positions, lengths) for position in self.positions]
-        masks = [build_mask(kind, starts, n_queries, tokens.device) for kind in self.mask_kinds]
+        masks = [build_mask(kind, starts, n_queries, lengths, tokens.device) for kind in self.mask_kinds]
         x = tap("embed", self.embed(tokens))
         for position in self.positions:
             x = position.embed(x, positions, tap)
@@ -97,7 +97,8 @@ class Transformer(nn.Module):
 
     def rotation_changes(self, n_before: int, n_after: int) -> bool:
         """Whether keys cached in a text of `n_before` tokens are stale in one of `n_after`."""
-        return any(position.changes(n_before, n_after) for position in self.positions)
+        unmasked = any(isinstance(kind, NoMaskConfig) for kind in self.mask_kinds)  # then old tokens read the new one
+        return unmasked or any(position.changes(n_before, n_after) for position in self.positions)
 
     def unembed(self, x: Float[Tensor, "B T D"], tap: Tap = IDLE) -> Float[Tensor, "B T V"]:
         """From the residual stream to logits: the final norm, then the head."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cutaway.config import CausalMaskConfig, WindowMaskConfig
+from cutaway.config import CausalMaskConfig, MaskConfig, NoMaskConfig, WindowMaskConfig
 from cutaway.nn.kernel import CHUNK, Chunked, Fused, Reference, build_kernels, soft_cap
 from cutaway.nn.mask import Mask, build_mask
 from cutaway.nn.tap import IDLE, Tap
@@ -27,12 +27,16 @@ class Keep(Tap):
         return value
 
 
+def masked(config: MaskConfig, n_queries: int, starts: tuple[int, ...]) -> Mask:
+    return build_mask(config, starts, n_queries, [start + n_queries for start in starts], CPU)
+
+
 def causal(n_queries: int, *starts: int) -> Mask:
-    return build_mask(CausalMaskConfig(), starts or (0,), n_queries, CPU)
+    return masked(CausalMaskConfig(), n_queries, starts or (0,))
 
 
 def window(size: int, n_queries: int, *starts: int) -> Mask:
-    return build_mask(WindowMaskConfig(size=size), starts or (0,), n_queries, CPU)
+    return masked(WindowMaskConfig(size=size), n_queries, starts or (0,))
 
 
 def random_qkv(n_queries: int, n_keys: int, n_heads: int = 4, n_kv: int = 2, d: int = 4) -> tuple[Tensor, ...]:
@@ -165,3 +169,17 @@ def test_torch_agrees_with_the_reference_on_the_plain_triangle() -> None:
     q, k, v = random_qkv(7, 7)
     expected = F.scaled_dot_product_attention(q, *(t.repeat_interleave(2, 1) for t in (k, v)), is_causal=True)
     assert distance(Reference(1 / math.sqrt(4), None)(q, k, v, causal(7), IDLE), expected) <= 1e-6
+
+
+def test_without_a_mask_every_key_is_seen_but_no_pad() -> None:
+    """Two texts of 4 and 2 tokens: the pads of the shorter one stay hidden."""
+    q, k, v = (t.expand(2, -1, -1, -1).contiguous() for t in random_qkv(4, 4))
+    mask = build_mask(NoMaskConfig(), (0, 0), 4, (4, 2), CPU)
+    assert mask.visible(slice(0, 4), slice(0, 4)).long().sum(-1).squeeze(1).tolist() == [[4] * 4, [2] * 4]  # type: ignore[union-attr]
+    assert not mask.is_triangle
+    for kernel in build_kernels(scale=0.5, cap=None):
+        z = kernel(q, k, v, mask, IDLE)
+        alone = F.scaled_dot_product_attention(q[1:, :, :2], k[1:, :, :2], v[1:, :, :2], scale=0.5, enable_gqa=True)
+        assert distance(z[1:, :, :2], alone) < 1e-6
+        whole = F.scaled_dot_product_attention(q[:1], k[:1], v[:1], scale=0.5, enable_gqa=True)
+        assert distance(z[:1], whole) < 1e-6

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from cutaway.config import MaskConfig, WindowMaskConfig
+from cutaway.config import MaskConfig, NoMaskConfig, WindowMaskConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +18,13 @@ class Mask:
     """The mask of one pass: T queries a row, the first of row b at position `starts[b]`, over keys 0, 1, 2 …
 
     A key's slot is its position. Rows of a ragged batch are padded on the right, so a pad always lies in the future
-    of every real query and the causal rule alone hides it.
+    of every real query and the causal rule alone hides it. Where there is no rule, the lengths hide it.
     """
 
     starts: tuple[int, ...]
     n_queries: int
     window: int | None  # keys a query sees, itself included; None: its whole prefix
+    lengths: tuple[int, ...] | None = None  # without a mask: how many keys each row has, all of them seen
     device: torch.device | None = None
 
     @property
@@ -33,10 +34,13 @@ class Mask:
     @property
     def is_triangle(self) -> bool:
         """The plain square case that fused kernels know by themselves: no past, no window in reach."""
-        return max(self.starts) == 0 and (self.window is None or self.window >= self.n_queries)
+        causal = self.lengths is None
+        return causal and max(self.starts) == 0 and (self.window is None or self.window >= self.n_queries)
 
     def keys(self, queries: slice) -> slice:
         """The range of keys that any of these queries may see."""
+        if self.lengths is not None:
+            return slice(0, self.n_keys)
         first = min(self.starts) + queries.start - (self.window or self.n_keys) + 1
         return slice(max(first, 0), max(self.starts) + queries.stop)
 
@@ -48,6 +52,11 @@ class Mask:
 
     def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 T S"] | None:
         """True where a query may look; one row for all texts if they start together, None if all is visible."""
+        if self.lengths is not None:
+            ends = torch.tensor(self.lengths, device=self.device)[:, None, None, None]
+            return (
+                torch.arange(keys.start, keys.stop, device=self.device).expand(queries.stop - queries.start, -1) < ends
+            )
         together = min(self.starts) == max(self.starts)
         if together and queries.stop - queries.start == 1 and keys == self.keys(queries):
             return None
@@ -65,7 +74,10 @@ def rule(q: Int[Tensor, "b T"], k: Int[Tensor, " S"], window: int | None) -> Boo
     return seen if window is None else seen & (distance < window)
 
 
-def build_mask(config: MaskConfig, starts: Sequence[int], n_queries: int, device: torch.device) -> Mask:
-    """The mask of one pass under `config`."""
+def build_mask(
+    config: MaskConfig, starts: Sequence[int], n_queries: int, lengths: Sequence[int], device: torch.device
+) -> Mask:
+    """The mask of one pass under `config`; `lengths` counts the keys of each row without its pads."""
     window = config.size if isinstance(config, WindowMaskConfig) else None
-    return Mask(starts=tuple(starts), n_queries=n_queries, window=window, device=device)
+    ends = tuple(lengths) if isinstance(config, NoMaskConfig) else None
+    return Mask(starts=tuple(starts), n_queries=n_queries, window=window, lengths=ends, device=device)
