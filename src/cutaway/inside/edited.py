@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +16,10 @@ from cutaway.errors import InsideError
 from cutaway.figures import Figure, Lines, Result, Series, Table, Tokens
 from cutaway.inside.edits import Edit, KnockOut, Mean, Resample, Scale, Zero
 from cutaway.inside.labels import labels
-from cutaway.inside.trace import LIMIT, Model, trace
-from cutaway.text.ids import IdTokenizer
-from cutaway.text.tokenizer import Tokenizer
+from cutaway.inside.targets import Reader
+from cutaway.inside.trace import LIMIT, trace
 
 BY_WORD = {"zero": Zero, "mean": Mean, "resample": Resample, "knockout": KnockOut}
-
-
-class ReadingModel(Model, Protocol):
-    """A model whose tokens have names."""
-
-    tokenizer: Tokenizer | IdTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +79,7 @@ class Edited(Result):
         }
 
 
-def edited(model: ReadingModel, prompt: Any, edits: Sequence[Edit | str], *, k: int = 10, limit: int = LIMIT) -> Edited:
+def edited(model: Reader, prompt: Any, edits: Sequence[Edit | str], *, k: int = 10, limit: int = LIMIT) -> Edited:
     """What the next token becomes when a pass is changed on the way.
 
     Args:
