@@ -1,0 +1,120 @@
+"""All claims, or some, put to the test on one model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cutaway.claims import (
+    context,
+    dot,
+    gather,
+    heads,
+    length,
+    long,
+    mask,
+    names,
+    order,
+    passes,
+    roles,
+    scale,
+    share,
+    square,
+)
+from cutaway.claims.claim import Claim, Finding
+from cutaway.claims.lab import Lab
+from cutaway.errors import InsideError
+from cutaway.figures import Figure, Result, Table
+from cutaway.language_model import LanguageModel, load
+
+CLAIMS: tuple[Claim, ...] = tuple(
+    module.CLAIM
+    for module in (
+        passes,
+        names,
+        context,
+        dot,
+        gather,
+        roles,
+        scale,
+        mask,
+        heads,
+        order,
+        share,
+        length,
+        square,
+        long,
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Claims(Result):
+    """What came out of each claim, and how long it took [s]."""
+
+    model: str
+    findings: tuple[Finding, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def hold(self) -> bool:
+        """Whether all of them do."""
+        return all(finding.verdict == "holds" for finding in self.findings)
+
+    @property
+    def heading(self) -> str:
+        n = sum(finding.verdict == "holds" for finding in self.findings)
+        return f"{n} of {len(self.findings)} claims hold on {self.model}"
+
+    def figures(self) -> list[Figure]:
+        table = Table(
+            title="verdicts",
+            columns=[">", "claim", "verdict", ">seconds"],
+            rows=[
+                [finding.claim.number, finding.claim.title, finding.verdict, seconds]
+                for finding, seconds in zip(self.findings, self.seconds, strict=True)
+            ],
+        )
+        return [table]
+
+    def to_dict(self) -> dict[str, Any]:
+        findings = [finding.to_dict() for finding in self.findings]
+        return {"kind": "claims", "model": self.model, "hold": self.hold, "findings": findings}
+
+
+def claims(
+    model: LanguageModel | str | Path | None = None,
+    numbers: int | Sequence[int] = (),
+    *,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda said: None,
+) -> Claims:
+    """Put the claims to the test.
+
+    Args:
+        model: a language model, or what `load` takes; None is the default one. Loaded here, it is held in float32.
+        numbers: which claims; none means all.
+        progress: is told what is being done.
+    Raises:
+        InsideError: a number that no claim has.
+        CheckpointError: a model that cannot be loaded.
+    """
+    wanted = [numbers] if isinstance(numbers, int) else list(numbers)
+    for number in wanted:
+        if not 1 <= number <= len(CLAIMS):
+            raise InsideError(f"there is no claim {number}: they are 1 to {len(CLAIMS)}")
+    subject = model if isinstance(model, LanguageModel) else load(model, dtype="float32")
+    name = "the model" if isinstance(model, LanguageModel) else str(model or "the default model")
+    lab = Lab(model=subject, name=name, seed=seed, progress=progress)
+    findings, seconds = [], []
+    for claim in CLAIMS:
+        if wanted and claim.number not in wanted:
+            continue
+        progress(f"{claim.number}. {claim.title}")
+        begun = time.perf_counter()
+        findings.append(claim.test(lab))
+        seconds.append(time.perf_counter() - begun)
+    return Claims(model=name, findings=tuple(findings), seconds=tuple(seconds))
