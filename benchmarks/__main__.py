@@ -7,7 +7,7 @@ import sys
 
 from benchmarks import machine
 
-ALL = ("load", "decode", "prompt", "train")
+ALL = ("load", "decode", "prompt", "inside", "train")
 
 
 def main(names: list[str]) -> None:

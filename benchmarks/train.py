@@ -16,14 +16,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import cutaway
 from benchmarks import machine
+from cutaway.account.flops import per_token
+from cutaway.account.machine import matrix_peak
 from cutaway.config import ModelConfig
 from cutaway.network import Transformer
 from cutaway.train.config import TrainConfig
 from cutaway.train.initialise import initialise
 from cutaway.train.loss import Objective
 from cutaway.train.optimizer import build_optimizers, clip
-from cutaway.train.peak import matrix_peak
-from cutaway.train.plan import forward_flops
 
 PLAYS = Path(__file__).parents[2] / "shared" / "data" / "nine_plays.txt"
 GOAL, NANOGPT = 1.917, 80.0  # a validation loss, and the seconds nanoGPT took to it on the machine of the first figures
@@ -52,7 +52,7 @@ def compare(title: str, config: TrainConfig, d_vocab: int, *, bf16: bool, compil
         step_of(ours(model, compiled), config, ids, bf16), step_of(theirs(model, compiled), config, ids, bf16), n
     )
     speed = config.batch_size * model.n_ctx / median(fast)
-    flops = 3 * forward_flops(model, model.n_ctx) * speed
+    flops = 3 * per_token(model, model.n_ctx) * speed
     share = flops / matrix_peak(torch.bfloat16 if bf16 else torch.float32, torch.device("cpu"))
     print(
         f"  {title}: {speed:6.0f} tokens/s   ratio {machine.median_ratio(slow, fast):.2f}   "

@@ -28,6 +28,7 @@ from cutaway.errors import (
 )
 
 if TYPE_CHECKING:
+    from cutaway.account.cost import cost
     from cutaway.config import ModelConfig
     from cutaway.language_model import LanguageModel, Output, load
     from cutaway.network import Transformer
@@ -57,6 +58,7 @@ __all__ = [
     "TrainingError",
     "Transformer",
     "UnsupportedError",
+    "cost",
     "evaluate",
     "load",
     "train",
@@ -69,11 +71,12 @@ _LAZY = {
     "ModelConfig": "cutaway.config",
     "Output": "cutaway.language_model",
     "Transformer": "cutaway.network",
+    "cost": "cutaway.account.cost",
     "evaluate": "cutaway.train.evaluate",
     "load": "cutaway.language_model",
 }
 
-_ROOMS = {"train"}  # packages that can be called themselves
+_ROOMS = {"claims", "train"}  # packages that can be called themselves
 
 
 def __getattr__(name: str) -> Any:

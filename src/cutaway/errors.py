@@ -13,12 +13,15 @@ CutawayError                  one line: the value, the limit, what to do next
 │   └── NumericsError         logits that are not numbers
 ├── InsideError               a look inside that asks for what is not there, or for more than it may hold
 ├── DataError                 texts that cannot be read, or are too few
+├── ServeError                a server that cannot start, or a request that it does not take
+│   └── BusyError             no room just now: come back later
 └── TrainingError             a run that cannot start, go on, or be resumed
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "BusyError",
     "CheckpointError",
     "ConfigError",
     "ContextError",
@@ -28,6 +31,7 @@ __all__ = [
     "GenerationError",
     "InsideError",
     "NumericsError",
+    "ServeError",
     "SourceError",
     "TemplateError",
     "TokenizerError",
@@ -86,6 +90,14 @@ class InsideError(CutawayError, ValueError):
 
 class DataError(CutawayError):
     """Texts that cannot be read, or are too few."""
+
+
+class ServeError(CutawayError, ValueError):
+    """A server that cannot start, or a request that it does not take."""
+
+
+class BusyError(ServeError):
+    """No room just now: come back later."""
 
 
 class TrainingError(CutawayError):

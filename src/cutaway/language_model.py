@@ -8,14 +8,13 @@ import inspect
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cutaway.checked import short
 from cutaway.checkpoint.files import write_atomically, writing
 from cutaway.checkpoint.folder import load_folder, save_folder
 from cutaway.checkpoint.gguf import GGUFFile
@@ -27,18 +26,18 @@ from cutaway.errors import ContextError, GenerationError, TokenizerError
 from cutaway.generate.decoding import Generation, Piece, Request, decode, padded
 from cutaway.generate.sampling import Choice, SamplingConfig
 from cutaway.generate.stopping import FinishReason, StopStrings
-from cutaway.inside.trace import Trace, trace
+from cutaway.inside.edits import Edit
+from cutaway.inside.trace import LIMIT, Trace, Watch, trace, watching
 from cutaway.network import Transformer
 from cutaway.nn.devices import as_device, as_dtype
 from cutaway.text.gguf_tokenizer import tokenizer_from_gguf
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.pieces import token_id
+from cutaway.text.prompt import Prompt, as_list, items_of
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.text.tokenizer_files import end_ids_of, remove_tokenizer
 
 __all__ = ["LanguageModel", "LoadNote", "Output", "Prompt", "as_device", "as_dtype", "as_list", "load", "output_of"]
-
-Prompt = str | Sequence[int] | Tensor
 
 
 class LoadNote(UserWarning):
@@ -58,6 +57,7 @@ class Output:
     passes: int
     n_prompt: int
     choices: list[Choice]
+    trace: Trace | None = field(default=None, compare=False)  # of what was read, where it was asked for
 
     @property
     def logprobs(self) -> list[tuple[float, tuple[tuple[int, float], ...]]] | None:
@@ -138,7 +138,11 @@ class LanguageModel:
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Output | list[Output]:
         """Continue a prompt, or a list of prompts together, each as it would be alone.
 
-        Options are those of `stream`.
+        Options are those of `stream`, and
+            trace: names of what to keep of the whole generation, as in `trace`; the result then has a `trace`.
+            limit: what the traces may hold together [B].
+        Raises:
+            InsideError: more than the limit; otherwise as in `stream`. Nothing has run then.
         """
         prompts, alone = as_list(prompt)
         outputs = self._run(prompts, **options)
@@ -155,20 +159,40 @@ class LanguageModel:
             seed: makes the run repeatable; None draws one.
             cache: False re-runs the whole text for every token, as the lecture's loop does.
             logprobs: how many best alternatives to report with each token [0: nothing].
+            edits: what to change in every pass, over the prompt and over each new token, as in `trace`.
         Raises:
             GenerationError: an option out of its range, or one that there is not.
+            InsideError: an edit of what there is not.
             ContextError: a prompt longer than the context.
             TokenizerError: an id outside the vocabulary, or what is neither text nor ids.
         """
         pieces = self.run([prompt], **options)  # checked here and now, not at the first piece
         return (piece.text for _, piece in pieces if piece.text)
 
-    def _run(self, prompts: list[Prompt], /, **options: Any) -> list[Output]:
+    def _run(
+        self,
+        prompts: list[Prompt],
+        /,
+        *,
+        trace: str | Sequence[str] | None = None,
+        edits: Edit | Sequence[Edit] = (),
+        limit: int = LIMIT,
+        **options: Any,
+    ) -> list[Output]:
         generations = self.generations(prompts, **options)
+        watch = watching(self.network, generations, keep=trace, edits=edits, limit=limit)
         texts = {id(g): "" for g in generations}
-        for generation, piece in decode(self.network, generations, use_cache=options.get("cache", True)):
+        for generation, piece in self._steps(generations, watch, **options):
             texts[id(generation)] += piece.text
-        return [output_of(g, texts[id(g)]) for g in generations]
+        traces = [None] * len(generations) if trace is None else watch.traces(generations)
+        return [output_of(g, texts[id(g)], found) for g, found in zip(generations, traces, strict=True)]
+
+    def _steps(
+        self, generations: list[Generation], watch: Watch, *, cache: bool = True, **_: Any
+    ) -> Iterator[tuple[Generation, Piece]]:
+        if watch.idle:
+            return decode(self.network, generations, use_cache=cache)
+        return watch.decode(generations, use_cache=cache)
 
     def trace(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Trace | list[Trace]:
         """The inside of a pass, or with `generate` of a generation; a list of prompts gives a list, each as if alone.
@@ -179,10 +203,13 @@ class LanguageModel:
         traces = trace(self, prompts, **options)
         return traces[0] if alone else traces
 
-    def run(self, prompts: Sequence[Prompt], /, **options: Any) -> Iterator[tuple[Generation, Piece]]:
+    def run(
+        self, prompts: Sequence[Prompt], /, *, edits: Edit | Sequence[Edit] = (), **options: Any
+    ) -> Iterator[tuple[Generation, Piece]]:
         """Every step of several prompts as it happens: the text so far and the piece it grew by."""
         generations = self.generations(prompts, **options)
-        return decode(self.network, generations, use_cache=options.get("cache", True))
+        watch = watching(self.network, generations, keep=None, edits=edits)
+        return self._steps(generations, watch, **options)
 
     def generations(
         self,
@@ -338,7 +365,7 @@ def load(
     return LanguageModel(network, reader, report, end_ids=reader.eos_ids | named_ends)
 
 
-def output_of(generation: Generation, text: str) -> Output:
+def output_of(generation: Generation, text: str, trace: Trace | None = None) -> Output:
     """The result of a finished text."""
     assert generation.finish_reason is not None
     n_prompt = len(generation.request.prompt)
@@ -349,6 +376,7 @@ def output_of(generation: Generation, text: str) -> Output:
         passes=len(generation.choices),
         n_prompt=n_prompt,
         choices=generation.choices,
+        trace=trace,
     )
 
 
@@ -363,28 +391,3 @@ def no_such_option(name: str) -> str:
     known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     close = difflib.get_close_matches(name, known, n=1)
     return f"{name} is no option: " + (f"did you mean {close[0]}?" if close else f"use {', '.join(known)}")
-
-
-def as_list(prompt: Any) -> tuple[list[Prompt], bool]:
-    """Prompts as a list, and whether it was a single one, text or ids. An empty list is no prompts.
-
-    Raises:
-        TokenizerError: neither text nor a list of any kind.
-    """
-    if isinstance(prompt, str) or getattr(prompt, "ndim", 0) == 1:  # a tensor or an array of ids, perhaps of none
-        return [prompt], True
-    items = items_of(prompt)
-    several = not items or isinstance(items[0], str | Sequence) or getattr(items[0], "ndim", 0) > 0
-    return (items, False) if several else ([items], True)
-
-
-def items_of(prompt: Any) -> list[Any]:
-    """What a list of any kind holds: a tensor and an array are lists too.
-
-    Raises:
-        TokenizerError: it is no list.
-    """
-    try:
-        return list(prompt)
-    except TypeError as error:  # a number, None
-        raise TokenizerError(f"prompt = {short(prompt)}: give text, token ids, or a list of such prompts") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -87,10 +88,10 @@ class Transformer(nn.Module):
         return x, Shared(rotations, masks)
 
     def pass_blocks(
-        self, x: Float[Tensor, "B T D"], shared: Shared, memory: Cache | NoCache, tap: Tap = IDLE
+        self, x: Float[Tensor, "B T D"], shared: Shared, memory: Cache | NoCache, tap: Tap = IDLE, first: int = 0
     ) -> Float[Tensor, "B T D"]:
-        """The residual stream through all blocks."""
-        for i, block in enumerate(self.blocks):
+        """The residual stream through all blocks, or from the `first` on."""
+        for i, block in islice(enumerate(self.blocks), first, None):
             rotation, mask = shared.rotations[self.position_of[i]], shared.masks[self.mask_of[i]]
             x = block(x, rotation, mask, memory.layer(i), tap)
         return x

@@ -15,7 +15,7 @@ import pytest
 from cutaway.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-VERBS = ("run", "chat", "train", "eval", "models", "verify", "convert")
+VERBS = ("run", "chat", "train", "eval", "cost", "models", "verify", "convert")
 WIDTH = "80"
 
 INTRODUCTION = """\

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from cutaway.figures import Table
 from cutaway.inside import exact
 from cutaway.language_model import LanguageModel
 from support.tiny import FAMILIES, OURS, distance, random_tokens
@@ -28,6 +29,7 @@ def test_every_promise_holds_for_every_family(name: str, build: Build) -> None:
         assert [check.limit for check in found.checks].count(0.0) == 2
     json.dumps(found.to_dict(), allow_nan=False)
     assert found.to_dict()["checks"][0]["holds"]
+    assert found.heading == "Exactness on 1 tokens in float32: every promise holds"
 
 
 @pytest.mark.parametrize("name", ["grouped", "capped sandwich", "post norms"])
@@ -68,6 +70,13 @@ def test_a_network_that_does_more_than_it_names_is_found_out(part: str, broken: 
     found = exact(model, TEXT)
     assert not found.holds
     assert broken in [check.name for check in found.checks if not check.holds]
+    (table,) = found.figures()
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == [check.name for check in found.checks]
+    assert next(row for row in table.rows if row[0] == broken)[3] == "NO"
+    assert [row[3] for row in table.rows].count("NO") == sum(not check.holds for check in found.checks)
+    assert "promises broken" in found.heading
+    json.dumps(table.to_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

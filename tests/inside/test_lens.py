@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import cutaway.inside.lens as lens_module
 from cutaway.errors import InsideError
 from cutaway.figures import Bars, HeatMap, Lines, Table
 from cutaway.inside.edits import Zero
@@ -111,7 +111,7 @@ def test_a_stretch_of_positions_at_a_time(build: Build, monkeypatch: pytest.Monk
     """Layers × positions × vocabulary is never held; nor are all positions, where the vocabulary is large."""
     model = build("capped sandwich")
     whole = lens(model, TEXT, k=3)
-    monkeypatch.setattr(lens_module, "AT_ONCE", 5 * D_VOCAB)
+    monkeypatch.setattr(sys.modules["cutaway.inside.lens"], "AT_ONCE", 5 * D_VOCAB)
     seen, head = [], model.network.head.forward
     monkeypatch.setattr(model.network.head, "forward", lambda x: seen.append(x.shape[1]) or head(x))
     parts = lens(model, TEXT, k=3)

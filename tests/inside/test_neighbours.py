@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
-import cutaway.inside.neighbours as neighbours_module
 from cutaway.errors import InsideError
 from cutaway.figures import Bars, Table
 from cutaway.inside.neighbours import neighbours
@@ -88,7 +88,7 @@ def test_any_vector_of_width_d(name: str, build: Build) -> None:
 def test_a_large_table_is_read_in_parts(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("grouped")
     whole = neighbours(model, 3, k=66)
-    monkeypatch.setattr(neighbours_module, "AT_ONCE", 10 * 32)
+    monkeypatch.setattr(sys.modules["cutaway.inside.neighbours"], "AT_ONCE", 10 * 32)
     parts = neighbours(model, 3, k=66)
     assert [one.token for one in parts.nearest] == [one.token for one in whole.nearest]
     assert [one.dot for one in parts.nearest] == pytest.approx([one.dot for one in whole.nearest], abs=1e-5)

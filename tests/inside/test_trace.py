@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import ContextError, InsideError
-from cutaway.inside.edits import Add
+from cutaway.inside.edits import Add, KnockOut, Scale
 from cutaway.inside.names import fitting, names
 from cutaway.inside.tap import TraceTap
 from cutaway.inside.trace import Trace, predict_bytes
 from cutaway.language_model import LanguageModel
 from cutaway.nn.kernel import Reference
-from cutaway.nn.tap import IDLE
+from cutaway.nn.tap import IDLE, Tap
 from support.tiny import FAMILIES, OURS, distance, random_tokens
 
 Build = Callable[..., LanguageModel]
@@ -151,7 +151,7 @@ def test_one_step_more_shares_nothing_with_the_cache(build: Build) -> None:
     """Keys kept at a step are copies: what later steps write does not reach them."""
     trace = build("grouped").trace(FIVE, keep="blocks.0.attn.k", generate=4, temperature=0)
     for entry in trace.entries:
-        assert entry.value.untyped_storage().nbytes() == entry.value.numel() * 4
+        assert entry.held.untyped_storage().nbytes() == entry.held.numel() * 4
     assert trace["blocks.0.attn.k"].shape == (1, 2, 8, 8)
 
 
@@ -161,9 +161,56 @@ def test_it_holds_what_was_predicted_and_no_byte_more(keep: str, build: Build) -
     traces = model.trace([FIVE, NINE], keep=keep)
     predicted = predict_bytes(model.config, [keep, "logits"], [5, 9])
     assert sum(trace.n_bytes for trace in traces) == predicted
-    for trace in traces:
-        for entry in trace.entries:
-            assert entry.value.untyped_storage().nbytes() == entry.value.numel() * entry.value.element_size()
+    for trace in (*traces, model.trace(FIVE, keep=keep), model.trace(FIVE, keep=keep, generate=3, temperature=0)):
+        memory = {
+            entry.held.untyped_storage().data_ptr(): entry.held.untyped_storage().nbytes() for entry in trace.entries
+        }
+        assert sum(memory.values()) <= trace.n_bytes  # less where two names are one tensor
+
+
+@pytest.mark.parametrize("name", ["grouped", "classic", "windows", "capped sandwich", "parallel"])
+@pytest.mark.parametrize("options", [{}, {"generate": 6, "temperature": 0}], ids=["pass", "generation"])
+def test_stages_that_follow_from_the_scores_are_made_of_them_bit_for_bit(
+    name: str, options: dict[str, object], build: Build
+) -> None:
+    """Kept alone a stage is stored as the pass had it; beside the scores it takes no memory and is the same."""
+    model = build(name)
+    for part in ("", "[head 1, query -2:, key 0, 2, 4]"):
+        scores, scaled, masked = (f"blocks.*.attn.{stage}{part}" for stage in ("scores", "scaled", "masked"))
+        both = model.trace(FIVE, keep=[scores, scaled, masked], **options)
+        for pattern in (scaled, masked):
+            stored = model.trace(FIVE, keep=[pattern], **options)
+            for key, value in stored.items():
+                assert torch.equal(both[key].nan_to_num(), value.nan_to_num()), key
+                assert torch.equal(both[key].isnan(), value.isnan()), key
+        assert both.n_bytes == model.trace(FIVE, keep=[scores], **options).n_bytes
+        assert len(both) == 3 * model.config.n_layers + 1
+
+
+@pytest.mark.parametrize("name", ["grouped", "classic"])
+def test_queries_and_keys_that_share_memory_are_not_written_over(name: str, build: Build) -> None:
+    """Kept together, q_raw, k_raw and v are views of one product; kept alone, copies of their own; the same numbers."""
+    model = build(name)
+    parts = [f"blocks.*.attn.{part}" for part in ("q_raw", "k_raw", "v", "q", "k")]
+    for prompt in (random_tokens(1, 40)[0].tolist(), ONE, [FIVE, NINE]):
+        traces = model.trace(prompt, keep=parts)
+        for i, together in enumerate(traces if isinstance(traces, list) else [traces]):
+            for part in parts:
+                alone = model.trace(prompt, keep=part)
+                for key, value in (alone[i] if isinstance(alone, list) else alone).items():
+                    assert torch.equal(together[key], value), key
+
+
+def test_an_edited_stage_is_stored_as_the_pass_had_it(build: Build) -> None:
+    model = build("grouped")
+    cut = KnockOut("blocks.1.attn.masked[head 0, query 3, key 1]")
+    trace = model.trace(FIVE, keep="blocks.*.attn.*", edits=[cut])
+    assert trace["blocks.1.attn.masked"][0, 0, 3, 1] == -math.inf
+    assert trace["blocks.0.attn.masked"][0, 0, 3, 1] > -math.inf
+    both = ["blocks.1.attn.scores", "blocks.1.attn.masked"]
+    doubled = model.trace(FIVE, keep=both, edits=[Scale("blocks.1.attn.scores", 2.0)])
+    alone = model.trace(FIVE, keep="blocks.1.attn.masked", edits=[Scale("blocks.1.attn.scores", 2.0)])
+    assert torch.equal(doubled["blocks.1.attn.masked"], alone["blocks.1.attn.masked"])
 
 
 def test_beyond_the_limit_it_refuses_before_anything_runs(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +299,37 @@ def test_gradients_of_a_chosen_logit_or_of_any_number(build: Build) -> None:
     assert frozen.grad["blocks.1.resid_post"].abs().max() > 0
 
 
+@pytest.mark.parametrize("at", ["embed", "blocks.1.ff.post", "blocks.2.attn.z", "final_norm"])
+def test_gradients_of_the_loss_are_those_of_autograd(at: str, build: Build) -> None:
+    """By hand: the value becomes a leaf of torch's own graph, and the loss is written out as −log p of each token."""
+    model = build("grouped")
+
+    class Leaf(Tap):
+        scope, value = "", torch.empty(0)
+
+        def inside(self, scope: str) -> Tap:
+            self.scope = f"{scope}."
+            return self
+
+        def __call__(self, name: str, value: Tensor) -> Tensor:  # type: ignore[override]
+            if name in ("final_norm", "logits"):
+                self.scope = ""
+            if self.scope + name != at:
+                return value
+            self.value = value.detach().requires_grad_()
+            return self.value
+
+    leaf = Leaf()
+    log_p = model.network(torch.tensor([NINE]), tap=leaf)[0].log_softmax(-1)
+    loss = -sum(log_p[i, token] for i, token in enumerate(NINE[1:])) / 8
+    (expected,) = torch.autograd.grad(loss, leaf.value)
+    trace = model.trace([FIVE, NINE], keep=[at], grad=True, of="loss")[1]
+    assert distance(trace.grad[at] / expected.abs().max(), expected / expected.abs().max()) <= 1e-5
+    assert torch.equal(trace.grad["logits"][0, -1], torch.zeros(67))  # of the last token nothing is known
+    with pytest.raises(InsideError, match="a text of 1 token"):
+        model.trace(ONE, keep=[at], grad=True, of="loss")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -260,6 +338,7 @@ def test_gradients_of_a_chosen_logit_or_of_any_number(build: Build) -> None:
         ({"of": lambda logits: logits[0], "grad": True}, "one number"),
         ({"of": lambda logits: torch.zeros(()), "grad": True}, "one number"),
         ({"of": (0, 0)}, "of without grad"),
+        ({"of": "los", "grad": True}, "of = 'los': it must be \"loss\""),
         ({"generate": 2, "grad": True}, "generate = 2 with grad"),
         ({"temperature": 0}, "temperature is an option of generating"),
         ({"keep": "blocks.0.attn.patern"}, "did you mean blocks.0.attn.pattern"),

@@ -11,23 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from cutaway.config import ModelConfig, WindowMaskConfig
+from cutaway.account import memory, parameters
+from cutaway.config import ModelConfig
 from cutaway.errors import TrainingError
 from cutaway.network import Transformer
 from cutaway.presets import PRESETS, classic, llama
 from cutaway.train import plan as room
-from cutaway.train.plan import (
-    Plan,
-    activation_bytes,
-    available_memory,
-    forward_flops,
-    host_memory,
-    make_plan,
-    parameter_shapes,
-)
+from cutaway.train.plan import Plan, available_memory, host_memory, make_plan
 
 CPU = torch.device("cpu")
 GPT2 = classic(2, 4, 64, 128, 67)
@@ -70,7 +61,7 @@ def test_flops_by_hand() -> None:
     config = ModelConfig(n_layers=1, n_heads=2, d_model=4, d_ff=8, d_vocab=10, n_ctx=3)
     matrices = 4 * 12 + 4 * 4 + 2 * 4 * 8 + 4 * 10  # q, k, v; out; up and down; head
     scores_and_mixing = 2 * 2 * 3 * 4  # two products with 3 keys, 4 numbers wide, at 2 FLOP each
-    assert forward_flops(config, 3) == 2 * matrices + scores_and_mixing == 384
+    assert 2 * matrices + scores_and_mixing == 384
     plan = plan_of(config, n_ctx=3, batch_size=2, n_steps=10, n_tokens=30)
     assert plan.flops_per_token == 3 * 384
     assert plan.tokens_per_step == 6
@@ -80,49 +71,8 @@ def test_flops_by_hand() -> None:
     assert plan_of(config, n_ctx=3, batch_size=2, n_steps=10, n_processes=2, share=0.7).seconds == plan.seconds / 4
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_flops_are_those_torch_counts(config: ModelConfig) -> None:
-    """X18: attention with every key of the window, the causal half not cut."""
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # torch counts no other kernel of the CPU
-        Transformer(config)(torch.zeros(3, 96, dtype=torch.long))
-    assert 3 * 96 * forward_flops(config, 96) == counter.get_total_flops()
-
-
-def test_a_window_bounds_the_keys() -> None:
-    windowed = replace(LLAMA, mask=WindowMaskConfig(size=8))
-    assert forward_flops(windowed, 96) == forward_flops(LLAMA, 8)
-    assert forward_flops(windowed, 4) == forward_flops(LLAMA, 4)
-
-
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "autocast"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_activations_are_what_autograd_keeps(config: ModelConfig, dtype: torch.dtype) -> None:
-    network = Transformer(config)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    tokens = torch.zeros(4, 96, dtype=torch.long)
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=dtype is not torch.float32):
-        x = network.final_norm(network.residual(tokens))
-    measured = sum(storage.nbytes() for storage in kept.values())
-    assert x.requires_grad
-    plan = plan_of(config, dtype=dtype, batch_size=4, n_ctx=96)
-    copies = plan.memory["weights"] - 4 * plan.n_parameters  # in bf16, made once a step
-    assert copies > 0 or dtype is torch.float32
-    assert plan.memory["activations"] + copies == pytest.approx(measured, rel=0.25)
-
-
 def test_activations_grow_with_the_tokens_at_once_and_not_with_their_square() -> None:
-    assert activation_bytes(GPT2, 256, torch.float32) == 4 * activation_bytes(GPT2, 64, torch.float32)
+    assert memory.activations(GPT2, 256) == 4 * memory.activations(GPT2, 64)
     whole = plan_of(GPT2, batch_size=8).memory["activations"]
     assert plan_of(GPT2, batch_size=8, accumulate=4).memory["activations"] == whole // 4
     assert plan_of(GPT2, batch_size=8, accumulate=2, n_processes=2).memory["activations"] == whole // 4
@@ -145,7 +95,7 @@ def test_shards_hold_a_share_and_the_blocks_at_work() -> None:
     whole, shard = plan_of(deep, n_processes=4), plan_of(deep, n_processes=4, sharded=True)
     assert shard.memory["optimizer"] == whole.memory["optimizer"] // 4
     assert whole.memory["weights"] // 4 < shard.memory["weights"] < whole.memory["weights"] // 3
-    n_block = sum(math.prod(shape) for name, shape in parameter_shapes(deep).items() if name.startswith("blocks.0."))
+    n_block = sum(math.prod(shape) for name, shape in parameters.shapes(deep).items() if name.startswith("blocks.0."))
     n_outside = whole.n_parameters - 32 * n_block
     assert shard.memory["gradients"] == whole.n_parameters + 4 * (2 * n_block + n_outside)
 

@@ -9,9 +9,12 @@ import typer
 from cutaway import __version__
 from cutaway.cli.chat import chat
 from cutaway.cli.convert import convert
+from cutaway.cli.cost import cost
 from cutaway.cli.eval import evaluate
+from cutaway.cli.look import look
 from cutaway.cli.models import models
 from cutaway.cli.run import run
+from cutaway.cli.serve import serve
 from cutaway.cli.train import train
 from cutaway.cli.verify import verify
 
@@ -42,5 +45,5 @@ def _cutaway(
 ) -> None: ...
 
 
-for verb in (run, chat, train, evaluate, models, verify, convert):
+for verb in (run, chat, look, train, evaluate, cost, serve, models, verify, convert):
     app.command(None if verb is not evaluate else "eval")(verb)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from cutaway.generate.sampling import Choice, SamplingConfig, choose, new_generator
@@ -96,21 +97,138 @@ class Generation:
         return Piece(text=text, choice=choice)
 
 
+class Rereading:
+    """Texts that grow together, each read from its beginning in every pass: the lecture's loop."""
+
+    def __init__(self, network: Transformer, generations: Sequence[Generation] = ()) -> None:
+        self.network = network
+        self.generations = list(generations)
+
+    @torch.inference_mode()
+    def scores(self) -> Float[Tensor, "B V"]:
+        """One pass: the scores of each text's next token."""
+        return next_scores(self.network, [g.tokens for g in self.generations])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these texts alone, in this order."""
+        self.generations = [self.generations[row] for row in rows]
+
+
+class Batch(Rereading):
+    """Texts that grow together and remember their keys and values: a pass reads what is new of each.
+
+    Between passes texts may leave and those of another batch join; each gets the tokens it would get alone.
+    """
+
+    def __init__(
+        self, network: Transformer, generations: Sequence[Generation] = (), cache: Cache | None = None
+    ) -> None:
+        """`cache`: what has been read of these texts already, as the network would read it now."""
+        super().__init__(network, generations)
+        self.cache = cache or self._new_cache()
+        self.step = Step(network, self.cache)
+
+    @torch.inference_mode()
+    def scores(self) -> Float[Tensor, "B V"]:
+        if self.stale():
+            self.cache = self._new_cache()
+            self.step = Step(self.network, self.cache)
+        new = [g.tokens[n:] for n, g in zip(self.cache.lengths, self.generations, strict=True)]
+        needed = max(n + len(tokens) for n, tokens in zip(self.cache.lengths, new, strict=True))
+        if needed > self.cache.n_slots:
+            self._resize(self.cache.n_rows, min(max(needed, 2 * self.cache.n_slots), self.wanted))
+        if all(len(tokens) == 1 for tokens in new):
+            return self.step.scores(torch.tensor(new, device=self.network.embed.weight.device))
+        return next_scores(self.network, new, self.cache)
+
+    @torch.inference_mode()
+    def read(self, n_most: int) -> bool:
+        """Read the next `n_most` tokens of a single text, never its last; whether only `scores` is left to ask for.
+
+        Where the rotation depends on the length of the text, `scores` reads it whole.
+        """
+        (generation,), (n_read,) = self.generations, self.cache.lengths
+        stop = min(n_read + n_most, len(generation.tokens) - 1)
+        if stop == n_read or self.network.rotation_changes(stop, len(generation.tokens)):
+            return True
+        new = torch.tensor([generation.tokens[n_read:stop]], device=self.network.embed.weight.device)
+        self.network.residual(new, self.cache)
+        return stop == len(generation.tokens) - 1
+
+    def stale(self) -> list[int]:
+        """The rows whose text has outgrown the rotation that its keys were cached under."""
+        grown = [(n, len(g.tokens)) for n, g in zip(self.cache.lengths, self.generations, strict=True)]
+        return [row for row, (n, n_now) in enumerate(grown) if n and self.network.rotation_changes(n, n_now)]
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        super().keep(rows)
+        self.cache.keep(rows)
+        n_slots = min(self.cache.n_slots, self.wanted)
+        if 4 * len(rows) <= self.cache.n_rows or 2 * n_slots <= self.cache.n_slots:
+            self.cache.resize(len(rows), n_slots)
+        self.step = Step(self.network, self.cache)
+
+    @torch.inference_mode()
+    def join(self, other: Batch) -> None:
+        """Take over the texts of another batch, with what it has read of them."""
+        self.generations += other.generations
+        n_rows, n_slots = rows_for(len(self.generations)), min(self.wanted, max(other.cache.lengths) + FIRST_ROOM)
+        if n_rows > self.cache.n_rows or n_slots > self.cache.n_slots:
+            self.cache.resize(max(n_rows, self.cache.n_rows), max(n_slots, self.cache.n_slots))
+        self.cache.join(other.cache)
+        self.step = Step(self.network, self.cache)
+
+    @property
+    def wanted(self) -> int:
+        """Slots that the longest text will have filled at its end."""
+        return max((slots_for(g.request, self.network.config.n_ctx) for g in self.generations), default=0)
+
+    def n_bytes_with(self, request: Request) -> int:
+        """What the cache may grow to once this text has joined [B]."""
+        n_rows = max(rows_for(len(self.generations) + 1), self.cache.n_rows)
+        n_slots = max(self.wanted, self.cache.n_slots, slots_for(request, self.network.config.n_ctx))
+        return n_rows * n_slots * bytes_per_token(self.network)
+
+    def _resize(self, n_rows: int, n_slots: int) -> None:
+        self.cache.resize(n_rows, n_slots)
+        self.step = Step(self.network, self.cache)
+
+    def _new_cache(self) -> Cache:
+        longest = max((len(g.tokens) for g in self.generations), default=0)
+        n_slots = min(self.wanted, longest + FIRST_ROOM)
+        return Cache(self.network.config, len(self.generations), self.network.embed.weight, n_slots)
+
+
 def decode(
     network: Transformer, generations: Sequence[Generation], *, use_cache: bool = True
 ) -> Iterator[tuple[Generation, Piece]]:
     """Run passes until every text is finished; each pass gives every unfinished text one token."""
     live = [g for g in generations if g.finish_reason is None]
-    memory = _Memory(network, live) if use_cache and live else None
+    batch = (Batch if use_cache else Rereading)(network, live)
     while live:
-        with torch.inference_mode():
-            scores = memory.next_scores(live) if memory else next_scores(network, [g.tokens for g in live])
-        for generation, row in zip(live, scores, strict=True):
+        for generation, row in zip(live, batch.scores(), strict=True):
             yield generation, generation.take(row)
         rows = [i for i, g in enumerate(live) if g.finish_reason is None]
-        if memory is not None and 0 < len(rows) < len(live):
-            memory.keep(rows)
-        live = [live[i] for i in rows]
+        if len(rows) < len(live):
+            batch.keep(rows)
+        live = list(batch.generations)
+
+
+def slots_for(request: Request, n_ctx: int) -> int:
+    """The tokens of a text that will be read: its last is picked only."""
+    return max(len(request.prompt), min(len(request.prompt) + request.max_tokens - 1, n_ctx))
+
+
+def rows_for(n_texts: int) -> int:
+    """Rows of a buffer that texts join one by one: a power of 2, so that few of them make it move."""
+    return 1 << (n_texts - 1).bit_length() if n_texts else 0
+
+
+def bytes_per_token(network: Transformer) -> int:
+    """What a cache holds of one token [B]."""
+    config = network.config
+    return 2 * config.n_layers * config.n_kv_heads * config.d_head * network.embed.weight.dtype.itemsize
 
 
 def next_scores(network: Transformer, texts: Sequence[Sequence[int]], cache: Cache | None = None) -> Tensor:
@@ -127,32 +245,3 @@ def padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor
     width = max(n_real)
     rows = [[*text, *[0] * (width - len(text))] for text in texts]
     return torch.tensor(rows, device=device), n_real
-
-
-class _Memory:
-    """The cache of a running batch, thrown away where a text outgrows the rotation its keys were cached under."""
-
-    def __init__(self, network: Transformer, live: Sequence[Generation]) -> None:
-        self.network = network
-        wanted = max(len(g.tokens) + g.request.max_tokens for g in live)
-        longest = max(len(g.tokens) for g in live)
-        self.n_slots = min(wanted, longest + FIRST_ROOM, network.config.n_ctx)
-        self._start(len(live))
-
-    def next_scores(self, live: Sequence[Generation]) -> Tensor:
-        grown = [(n, len(g.tokens)) for n, g in zip(self.cache.lengths, live, strict=True)]
-        if any(n and self.network.rotation_changes(n, n_now) for n, n_now in grown):
-            self._start(len(live))
-        new = [g.tokens[n:] for n, g in zip(self.cache.lengths, live, strict=True)]
-        if all(len(tokens) == 1 for tokens in new):
-            return self.step.scores(torch.tensor(new, device=self.network.embed.weight.device))
-        return next_scores(self.network, new, self.cache)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone."""
-        self.cache.keep(rows)
-        self.step = Step(self.network, self.cache)
-
-    def _start(self, n_rows: int) -> None:
-        self.cache = Cache(self.network.config, n_rows, self.network.embed.weight, self.n_slots)
-        self.step = Step(self.network, self.cache)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from cutaway.figures import Figure, Result, Table
 from cutaway.inside.edits import Patch
 from cutaway.inside.trace import LIMIT, Model, trace
 from cutaway.network import Transformer
@@ -34,7 +35,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exactness:
+class Exactness(Result):
     """Every promise checked on one prompt; errors are max|Δ| / max(1, max|expected|)."""
 
     tokens: tuple[int, ...]
@@ -44,6 +45,23 @@ class Exactness:
     @property
     def holds(self) -> bool:
         return all(check.holds for check in self.checks)
+
+    @property
+    def heading(self) -> str:
+        n_broken = sum(not check.holds for check in self.checks)
+        said = f"{n_broken} of {len(self.checks)} promises broken" if n_broken else "every promise holds"
+        return f"Exactness on {len(self.tokens)} tokens in {self.dtype}: {said}"
+
+    def figures(self) -> list[Figure]:
+        rows = [[check.name, check.error, check.limit, "yes" if check.holds else "NO"] for check in self.checks]
+        return [
+            Table(
+                title="What must hold inside every pass",
+                note="An error is max|Δ| / max(1, max|expected|); a limit of 0 is equality bit for bit.",
+                columns=["promise", ">error", ">limit", "holds"],
+                rows=rows,
+            )
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -177,8 +177,12 @@ def matching(known: Mapping[str, Axes], pattern: str) -> list[Target]:
         InsideError: there are none, or the pattern cannot be read.
     """
     name, picks = parse(pattern)
-    regex = re.compile(re.escape(name).replace(r"\*", ".*"))
-    found = [Target(name=k, axes=axes, picks=picks) for k, axes in known.items() if regex.fullmatch(k)]
+    if "*" in name:
+        regex = re.compile(re.escape(name).replace(r"\*", ".*"))
+        fits = [k for k in known if regex.fullmatch(k)]
+    else:
+        fits = [name] if name in known else []
+    found = [Target(name=k, axes=known[k], picks=picks) for k in fits]
     if not found:
         raise InsideError(no_such_name(name, known))
     return found

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.errors import InsideError
-from cutaway.generate.decoding import Generation, padded
+from cutaway.generate.decoding import Generation, Piece, padded
 from cutaway.inside.tap import Row, TraceTap
 from cutaway.inside.values import Values
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
 
-Of = Callable[[Tensor], Tensor] | tuple[int, int]  # logits [T V] → one number, or (position, token)
+# logits [T V] → one number; (position, token): that logit; the loss of the text's own next tokens
+Of = Callable[[Tensor], Tensor] | tuple[int, int] | Literal["loss"]
 
 
 @torch.no_grad()
@@ -37,7 +40,8 @@ def run_backward(
     with torch.inference_mode(False), torch.enable_grad():
         logits = forward(network, tap, rows, texts)
         total = sum(
-            (number_of(row[: len(text)], of) for row, text in zip(logits, texts, strict=True)), logits.new_zeros(())
+            (number_of(row[: len(text)], of, text) for row, text in zip(logits, texts, strict=True)),
+            logits.new_zeros(()),
         )
         points = list(tap.graph.items())
         gradients = torch.autograd.grad(total, [value for _, value in points], allow_unused=True)
@@ -49,8 +53,8 @@ def run_backward(
     return [row.values() for row in below]
 
 
-def number_of(logits: Tensor, of: Of | None) -> Tensor:
-    """The number whose gradient is wanted, from one text's logits [T V].
+def number_of(logits: Tensor, of: Of | None, text: list[int]) -> Tensor:
+    """The number whose gradient is wanted, from one text and its logits [T V].
 
     Raises:
         InsideError: it is not one number that depends on the logits, or lies outside them.
@@ -64,6 +68,8 @@ def number_of(logits: Tensor, of: Of | None) -> Tensor:
                 "of must turn the logits [T V] into one number that depends on them, such as logits[-1, 7]"
             )
         return number.reshape(())
+    if isinstance(of, str):
+        return loss_of(logits, of, text)
     position, token = of
     n_tokens, d_vocab = logits.shape
     if not (-n_tokens <= position < n_tokens and 0 <= token < d_vocab):
@@ -74,34 +80,58 @@ def number_of(logits: Tensor, of: Of | None) -> Tensor:
     return logits[position, token]
 
 
-@torch.no_grad()
+def loss_of(logits: Tensor, of: str, text: list[int]) -> Tensor:
+    """The mean cross-entropy of each next token of a text [nats]; the first token is not predicted.
+
+    Raises:
+        InsideError: another word than "loss"; a text of one token, in which nothing is predicted.
+    """
+    if of != "loss":
+        raise InsideError(f'of = {of!r}: it must be "loss", (position, token), or a function of the logits')
+    if len(text) < 2:
+        raise InsideError("of = 'loss' with a text of 1 token: nothing in it is predicted; give at least 2")
+    wide = logits[:-1].to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, torch.tensor(text[1:], device=logits.device))
+
+
 def run_generations(
-    network: Transformer, tap: TraceTap, rows: Sequence[Row], generations: Sequence[Generation]
-) -> None:
-    """Decode with the cache until every text is finished, as `decode` does, each pass through the tap."""
+    network: Transformer,
+    tap: TraceTap,
+    rows: Sequence[Row],
+    generations: Sequence[Generation],
+    *,
+    use_cache: bool = True,
+) -> Iterator[tuple[Generation, Piece]]:
+    """Decode until every text is finished, as `decode` does, each pass through the tap; one pass where none grows."""
     live = [(row, g) for row, g in zip(rows, generations, strict=True) if g.finish_reason is None]
-    n_slots = min(max(len(g.tokens) + g.request.max_tokens for g in generations), network.config.n_ctx)
+    if generations and not live:
+        run_texts(network, tap, rows, [g.tokens for g in generations])
+    n_slots = min(max((len(g.tokens) + g.request.max_tokens for _, g in live), default=0), network.config.n_ctx)
     cache: Cache | None = None
     while live:
-        if cache is None or _is_stale(network, cache, [g for _, g in live]):
+        if use_cache and (cache is None or _is_stale(network, cache, [g for _, g in live])):
             cache = Cache(network.config, len(live), network.embed.weight, n_slots)
-        new = [g.tokens[n:] for n, (_, g) in zip(cache.lengths, live, strict=True)]
-        scores = step(network, tap, [row for row, _ in live], new, cache)
+        n_read = [0] * len(live) if cache is None else cache.lengths
+        new = [g.tokens[n:] for n, (_, g) in zip(n_read, live, strict=True)]
+        with torch.no_grad():
+            scores = step(network, tap, [row for row, _ in live], new, cache)
         for (_, generation), row_scores in zip(live, scores, strict=True):
-            generation.take(row_scores)
+            yield generation, generation.take(row_scores)
         going = [i for i, (_, g) in enumerate(live) if g.finish_reason is None]
-        if 0 < len(going) < len(live):
+        if cache is not None and 0 < len(going) < len(live):
             cache.keep(going)
         live = [live[i] for i in going]
 
 
-def step(network: Transformer, tap: TraceTap, rows: Sequence[Row], new: Sequence[list[int]], cache: Cache) -> Tensor:
-    """Read what is new of each text; the scores of what comes next [B V].
+def step(
+    network: Transformer, tap: TraceTap, rows: Sequence[Row], new: Sequence[list[int]], cache: Cache | None
+) -> Tensor:
+    """Read what is new of each text, or without a cache all of it; the scores of what comes next [B V].
 
     The last position goes through the head by itself, as it does when nobody watches: the same product, bit for bit.
     """
     tokens, n_new = padded(new, network.embed.weight.device)
-    firsts = list(cache.lengths)
+    firsts = [0] * len(rows) if cache is None else list(cache.lengths)
     tap.begin(rows, firsts, n_new)
     x = network.residual(tokens, cache, n_new, tap)
     if tokens.shape[1] > 1:

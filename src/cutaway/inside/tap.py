@@ -73,18 +73,26 @@ class Row:
         )
         return [moved if i == axis else chosen for i, chosen in enumerate(index)]
 
-    def keep(self, target: Target, value: Tensor) -> None:
-        """Hold what is wanted of this text's value; a text that is read again from an earlier place takes over."""
+    def keep(self, target: Target, value: Tensor, *, lent: bool = False) -> None:
+        """Hold what is wanted of this text's value; a text that is read again from an earlier place takes over.
+
+        What is `lent` is a view of memory that is all held anyway, and is not copied.
+        """
         index = self.index(target, value, new_only=True)
         if not all(map(len, index)):
             return
         held = [(old, piece) for old, piece in self.pieces.get(target, []) if old[target.place][0] < self.first]
-        part = compact(select(value, self.local(target, index)).detach())
+        part = select(value, self.local(target, index)).detach()
+        part = part if lent else compact(part)
         self.pieces[target] = [*held, (tuple(index), part)]
 
-    def values(self) -> Values:
+    def entries(self) -> dict[Target, Entry]:
         """All that was kept, the steps of a generation joined to what one pass would give."""
-        return Values([_joined(target, pieces) for target, pieces in self.pieces.items()], self.n_prompt)
+        return {target: _joined(target, pieces) for target, pieces in self.pieces.items()}
+
+    def values(self) -> Values:
+        """The same by name."""
+        return Values(list(self.entries().values()), self.n_prompt)
 
 
 class TraceTap(Tap):
@@ -96,8 +104,11 @@ class TraceTap(Tap):
         self.grad = grad
         self.rows: list[Row] = []
         self.graph: dict[str, Tensor] = {}
-        names = {*self.kept, *self.edits}
-        self.scopes = {scope: Scope(self, scope, names) for scope in {_scope_of(name) for name in names}}
+        self.product = 0  # where the current block's queries, keys and values were computed
+        scopes: dict[str, set[str]] = {}
+        for name in {*self.kept, *self.edits}:
+            scopes.setdefault(_scope_of(name), set()).add(name)
+        self.scopes = {scope: Scope(self, scope, names) for scope, names in scopes.items()}
 
     def inside(self, scope: str) -> Tap:
         return self.scopes.get(scope, IDLE)
@@ -147,9 +158,23 @@ class TraceTap(Tap):
 
     def keep(self, name: str, value: Tensor) -> None:
         """Put each text's share where it belongs."""
+        lent = self.is_lent(name, value)
         for target in self.kept[name]:
             for at, row in enumerate(self.rows):
-                row.keep(target, row.view(target, value, at))
+                row.keep(target, row.view(target, value, at), lent=lent)
+
+    def is_lent(self, name: str, value: Tensor) -> bool:
+        """Whether a value lies in the product of x and W_Q, W_K and W_V, all three parts of which are kept whole.
+
+        So it is for one text whose q and k are not normed; keys and values from a cache lie elsewhere.
+        """
+        block, _, part = name.rpartition(".attn.")
+        if part not in ("q_raw", "k_raw", "q", "k", "v") or len(self.rows) > 1:
+            return False
+        if part == "q_raw":
+            self.product = value.untyped_storage().data_ptr()
+        whole = all(any(not t.picks for t in self.kept.get(f"{block}.attn.{n}", ())) for n in ("q_raw", "k_raw", "v"))
+        return whole and value.untyped_storage().data_ptr() == self.product
 
 
 class Scope(Tap):
@@ -158,7 +183,7 @@ class Scope(Tap):
     def __init__(self, tap: TraceTap, scope: str, names: set[str]) -> None:
         self.tap = tap
         self.scope = scope
-        self.names = {name for name in names if _scope_of(name) == scope}
+        self.names = names
 
     def __call__(self, name: str, value: Tensor) -> Tensor:  # type: ignore[override]  # all values are tensors
         full = f"{self.scope}.{name}"
@@ -194,11 +219,11 @@ def _scope_of(name: str) -> str:
 def _joined(target: Target, pieces: Sequence[tuple[tuple[Index, ...], Tensor]]) -> Entry:
     indices, parts = [index for index, _ in pieces], [part for _, part in pieces]
     if len(pieces) == 1:
-        return Entry(target=target, index=indices[0], value=parts[0])
+        return Entry(target=target, index=indices[0], held=parts[0])
     index = list(indices[-1])
     index[target.place] = [i for one in indices for i in one[target.place]]
     if "T" in target.axes and "S" in target.axes:
         fill = LATER_KEYS.get(target.name.split(".", 2)[-1], math.nan)
         n_keys = parts[-1].shape[-1]
         parts = [F.pad(part, (0, n_keys - part.shape[-1]), value=fill) for part in parts]
-    return Entry(target=target, index=tuple(index), value=torch.cat(parts, dim=target.place))
+    return Entry(target=target, index=tuple(index), held=torch.cat(parts, dim=target.place))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from cutaway.config import ModelConfig
 from cutaway.errors import InsideError
-from cutaway.generate.decoding import Generation
+from cutaway.generate.decoding import Generation, Piece
 from cutaway.inside.edits import Edit
 from cutaway.inside.names import Target, fitting, sizes
-from cutaway.inside.passes import Of, run_backward, run_generations, run_texts
+from cutaway.inside.passes import Of, run_backward, run_generations
+from cutaway.inside.stages import follows, made
 from cutaway.inside.tap import Row, TraceTap
 from cutaway.inside.values import Values
 from cutaway.network import Transformer
@@ -72,12 +74,90 @@ class Trace(Values):
         }
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Watch:
+    """Some texts that are about to be read, and what is wanted of it: all of it checked, nothing run."""
+
+    network: Transformer
+    tap: TraceTap
+    rows: list[Row]
+    wanted: list[Target]
+    made: Mapping[Target, Target]  # which of them are made from which
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is kept and nothing edited, so that any pass will do."""
+        return not (self.tap.kept or self.tap.edits)
+
+    def decode(
+        self, generations: Sequence[Generation], *, use_cache: bool = True
+    ) -> Iterator[tuple[Generation, Piece]]:
+        """As `decode` of the generate room, each pass through the tap."""
+        return run_generations(self.network, self.tap, self.rows, generations, use_cache=use_cache)
+
+    def values(self, row: Row) -> Values:
+        """What was kept of one text, in the order of the pass."""
+        entries = row.entries()
+        entries |= {target: made(self.network, target, entries[source]) for target, source in self.made.items()}
+        return Values([entries[target] for target in self.wanted if target in entries], row.n_prompt)
+
+    def traces(
+        self, generations: Sequence[Generation], gradients: Sequence[Values | None] | None = None
+    ) -> list[Trace]:
+        """What was kept of each, once it is read."""
+        keys = [str(target) for target in self.wanted]
+        below = [None] * len(self.rows) if gradients is None else gradients
+        return [
+            Trace(self.values(row), generation, keep=keys, grad=gradient)
+            for row, generation, gradient in zip(self.rows, generations, below, strict=True)
+        ]
+
+
+def watching(
+    network: Transformer,
+    generations: Sequence[Generation],
+    *,
+    keep: str | Sequence[str] | None,
+    edits: Edit | Sequence[Edit] = (),
+    grad: bool = False,
+    limit: int = LIMIT,
+) -> Watch:
+    """What a look into these texts takes, checked against their lengths. `keep` None: nothing, not even the logits.
+
+    Raises:
+        InsideError: a name or an edit that does not fit; more bytes than the limit.
+    """
+    config = network.config
+    # the last new token is picked and not read
+    lengths = [
+        (n, min(n + max(n_new - 1, 0), max(n, config.n_ctx)))
+        for n, n_new in ((len(g.request.prompt), g.request.max_tokens) for g in generations)
+    ]
+    names = [keep] if isinstance(keep, str) else list(keep or ())
+    wanted = [] if keep is None else fitting(config, [*names, "logits"], lengths)
+    listed = [edits] if isinstance(edits, Edit) else list(edits)
+    for edit in listed:
+        if not isinstance(edit, Edit):
+            raise InsideError(
+                f"{edit!r} is no edit: give Zero(...), Scale(...), Patch(...) or another of cutaway.inside"
+            )
+    aimed = [(edit, target) for edit in listed for target in fitting(config, edit.at, lengths)]
+    for edit, target in aimed:
+        edit.check(target)
+    later = {} if grad else follows(config, wanted, aimed)
+    stored = [target for target in wanted if target not in later]
+    if wanted:
+        check_bytes(bytes_of(config, stored, lengths, network.embed.weight.dtype.itemsize), limit, grad=grad)
+    rows = [Row(n_prompt=n_prompt) for n_prompt, _ in lengths]
+    return Watch(network=network, tap=TraceTap(stored, aimed, grad=grad), rows=rows, wanted=wanted, made=later)
+
+
 def trace(
     model: Model,
     prompts: Sequence[Any],
     *,
     keep: str | Sequence[str] = "*",
-    edits: Sequence[Edit] = (),
+    edits: Edit | Sequence[Edit] = (),
     generate: int = 0,
     grad: bool = False,
     of: Of | None = None,
@@ -93,14 +173,13 @@ def trace(
         generate: continue each text by this many tokens, and keep every step; `options` are those of
             `LanguageModel.stream`.
         grad: also keep the gradient of `of` by every kept value, as `trace.grad[name]`.
-        of: a function of the logits [T V] to one number, or (position, token) for that logit;
-            None takes the highest logit of the last position.
+        of: a function of the logits [T V] to one number, (position, token) for that logit, or "loss" for the mean
+            cross-entropy of the text's own next tokens [nats]; None takes the highest logit of the last position.
         limit: what the traces may hold together [B].
     Raises:
         InsideError: a name or an edit that does not fit; more bytes than the limit, found before anything runs.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
-    config = model.network.config
     if not generate and options:
         raise InsideError(f"{next(iter(options))} is an option of generating: give generate = how many tokens")
     if of is not None and not grad:
@@ -108,36 +187,19 @@ def trace(
     if grad and generate:
         raise InsideError(f"generate = {generate} with grad: trace the text that it gave, with grad=True")
     generations = model.generations(prompts, max_tokens=generate, **options)
-    texts = [list(generation.request.prompt) for generation in generations]
-    # the last new token is picked and not read
-    lengths = [(len(text), min(len(text) + max(generate - 1, 0), max(len(text), config.n_ctx))) for text in texts]
-    wanted = fitting(config, [keep, "logits"] if isinstance(keep, str) else [*keep, "logits"], lengths)
-    aimed = [(edit, target) for edit in edits for target in fitting(config, edit.at, lengths)]
-    for edit, target in aimed:
-        edit.check(target)
-    check_bytes(bytes_of(config, wanted, lengths, model.network.embed.weight.dtype.itemsize), limit, grad=grad)
-    if not texts:
-        return []
-    tap = TraceTap(wanted, aimed, grad=grad)
-    rows = [Row(n_prompt=len(text)) for text in texts]
-    gradients: Sequence[Values | None] = [None] * len(rows)
-    if grad:
-        gradients = run_backward(model.network, tap, rows, texts, of)
-    elif generate:
-        run_generations(model.network, tap, rows, generations)
-    else:
-        run_texts(model.network, tap, rows, texts)
-    keys = [str(target) for target in wanted]
-    return [
-        Trace(row.values(), generation, keep=keys, grad=gradient)
-        for row, generation, gradient in zip(rows, generations, gradients, strict=True)
-    ]
+    watch = watching(model.network, generations, keep=keep, edits=edits, grad=grad, limit=limit)
+    if grad and generations:
+        texts = [list(generation.request.prompt) for generation in generations]
+        return watch.traces(generations, run_backward(model.network, watch.tap, watch.rows, texts, of))
+    for _ in watch.decode(generations, use_cache=options.get("cache", True)):
+        pass
+    return watch.traces(generations)
 
 
 def predict_bytes(
     config: ModelConfig, keep: str | Sequence[str], n_tokens: int | Sequence[int], *, itemsize: int = 4
 ) -> int:
-    """What a trace of texts this long would hold, from the config alone [B].
+    """What a trace of texts this long would hold, without gradients and edits, from the config alone [B].
 
     Args:
         n_tokens: of one text, or of each of several.
@@ -146,7 +208,9 @@ def predict_bytes(
         InsideError: a name that does not fit.
     """
     lengths = [(n, n) for n in ([n_tokens] if isinstance(n_tokens, int) else n_tokens)]
-    return sum(bytes_of(config, fitting(config, keep, lengths), lengths, itemsize).values())
+    wanted = fitting(config, keep, lengths)
+    later = follows(config, wanted, [])
+    return sum(bytes_of(config, [target for target in wanted if target not in later], lengths, itemsize).values())
 
 
 def bytes_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +20,21 @@ class NotKept(InsideError, KeyError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
-    """A value of one text, and which of every axis lie in it."""
+    """A value of one text, and which of every axis lie in it: held as it came, or made of what another entry holds."""
 
     target: Target
     index: tuple[Index, ...]
-    value: Tensor
+    held: Tensor
+    make: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def value(self) -> Tensor:
+        return self.held if self.make is None else self.make(self.held)
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes by itself [B]."""
+        return 0 if self.make is not None else self.held.numel() * self.held.element_size()
 
 
 class Values(Mapping[str, Tensor]):
@@ -51,7 +61,7 @@ class Values(Mapping[str, Tensor]):
             raise NotKept(f"{name} was not kept; {self._described()}: name it in keep")
         entry = self._entries[whole]
         target = Target(name=whole, axes=entry.target.axes, picks=picks)
-        lengths = dict(zip(target.axes, entry.value.shape, strict=True))
+        lengths = dict(zip(target.axes, map(len, entry.index), strict=True))
         if (misfit := target.misfit(lengths, self.n_prompt)) is not None:
             raise NotKept(misfit)
         return select(entry.value, target.indices(lengths, self.n_prompt))
@@ -65,7 +75,7 @@ class Values(Mapping[str, Tensor]):
     @property
     def n_bytes(self) -> int:
         """What the values take, each by itself: neighbours that are one tensor count twice [B]."""
-        return sum(value.numel() * value.element_size() for value in self.values())
+        return sum(entry.n_bytes for entry in self.entries)
 
     def length(self, name: str, axis: int) -> int:
         """One past the last that is held along an axis of a name.

@@ -7,6 +7,7 @@ and what a ragged batch leaves in later slots lies in the future, where no query
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -45,28 +46,37 @@ class NoCache:
 class LayerCache:
     """One layer's keys and values, in a buffer that the whole cache sizes."""
 
-    def __init__(self, cache: Cache, k: Float[Tensor, "B K N Dh"], v: Float[Tensor, "B K N Dh"]) -> None:
+    def __init__(self, cache: Cache, k: Float[Tensor, "R K N Dh"], v: Float[Tensor, "R K N Dh"]) -> None:
         self.cache = cache
         self.k = k
         self.v = v
 
     def append(self, k: Float[Tensor, "B K T Dh"], v: Float[Tensor, "B K T Dh"]) -> KV:
         """Write the new keys and values behind the old ones; all of them, as views of the buffer."""
-        start, stop = min(self.cache.lengths), max(self.cache.lengths) + k.shape[2]
-        if few_rows.append_applies(k, self.k):
-            few_rows.append(k, v, self.k, self.v, self.cache.slots)
-        elif start + k.shape[2] == stop:
-            self.k.narrow(2, start, k.shape[2]).copy_(k)
-            self.v.narrow(2, start, k.shape[2]).copy_(v)
+        n_rows, n_new = k.shape[0], k.shape[2]
+        all_k, all_v = self.k[:n_rows], self.v[:n_rows]
+        start, stop = min(self.cache.lengths), max(self.cache.lengths) + n_new
+        if few_rows.append_applies(k, all_k):
+            few_rows.append(k, v, all_k, all_v, self.cache.slots)
+        elif start + n_new == stop:
+            all_k.narrow(2, start, n_new).copy_(k)
+            all_v.narrow(2, start, n_new).copy_(v)
         else:
             for row, length in enumerate(self.cache.lengths):
-                self.k[row, :, length : length + k.shape[2]] = k[row]
-                self.v[row, :, length : length + k.shape[2]] = v[row]
-        return self.k.narrow(2, 0, stop), self.v.narrow(2, 0, stop)
+                all_k[row, :, length : length + n_new] = k[row]
+                all_v[row, :, length : length + n_new] = v[row]
+        return all_k.narrow(2, 0, stop), all_v.narrow(2, 0, stop)
+
+    @property
+    def buffers(self) -> KV:
+        return self.k, self.v
 
 
 class Cache:
-    """All layers' keys and values of B texts, each of its own length; the buffers grow by doubling."""
+    """All layers' keys and values of B texts, each of its own length, in buffers of R ≥ B rows and N slots.
+
+    A pass makes room for its tokens by doubling N. Texts may leave and others join between two passes.
+    """
 
     def __init__(self, config: ModelConfig, n_rows: int, like: Tensor, n_slots: int = 0) -> None:
         """Buffers of the type and place of `like` with room for `n_slots` tokens a row."""
@@ -78,13 +88,19 @@ class Cache:
         self.layers = [LayerCache(self, like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.n_layers)]
 
     @property
+    def n_rows(self) -> int:
+        """Texts there is room for."""
+        return self.layers[0].k.shape[0]
+
+    @property
     def n_slots(self) -> int:
+        """Tokens of a text there is room for."""
         return self.layers[0].k.shape[2]
 
     @property
     def n_bytes(self) -> int:
         """What the buffers hold now [B]."""
-        return sum(t.numel() * t.element_size() for layer in self.layers for t in (layer.k, layer.v))
+        return sum(t.numel() * t.element_size() for layer in self.layers for t in layer.buffers)
 
     def layer(self, i: int) -> LayerCache:
         return self.layers[i]
@@ -94,17 +110,49 @@ class Cache:
         self.slots = torch.tensor(self.lengths, dtype=torch.int64, device="cpu")
         needed = max(self.lengths) + n_new
         if needed > self.n_slots:
-            n_more = max(needed, 2 * self.n_slots) - self.n_slots
-            for layer in self.layers:
-                layer.k, layer.v = (torch.nn.functional.pad(t, (0, 0, 0, n_more)) for t in (layer.k, layer.v))
+            self.resize(self.n_rows, max(needed, 2 * self.n_slots))
 
     def advance(self, n_new: Sequence[int]) -> None:
         """Count the tokens a finished pass has added; a pass that failed half-way leaves no trace."""
         self.lengths = [length + n for length, n in zip(self.lengths, n_new, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Forget all texts but these."""
+        """Forget all texts but these, in this order; only those that change their row are copied."""
+        moves = [(row, to) for to, row in enumerate(rows) if row != to]
         self.lengths = [self.lengths[row] for row in rows]
+        if not moves:
+            return
         for layer in self.layers:
-            index = torch.tensor(rows, device=layer.k.device)
-            layer.k, layer.v = layer.k[index], layer.v[index]
+            old, new = torch.tensor(moves, device=layer.k.device).unbind(1)
+            for buffer in layer.buffers:
+                buffer[new] = buffer[old]  # all are read before one is written
+
+    def resize(self, n_rows: int, n_slots: int) -> None:
+        """Buffers of exactly this room; what the texts have read moves there."""
+        n_texts, n_read = len(self.lengths), max(self.lengths, default=0)
+        for layer in self.layers:
+            k, v = (t.new_zeros(n_rows, t.shape[1], n_slots, t.shape[3]) for t in layer.buffers)
+            for new, old in zip((k, v), layer.buffers, strict=True):
+                new[:n_texts, :, :n_read] = old[:n_texts, :, :n_read]
+            layer.k, layer.v = k, v
+
+    def join(self, other: Cache) -> None:
+        """Take in the texts of another cache of the same model, behind the ones here."""
+        first = len(self.lengths)
+        n_rows, n_slots = first + len(other.lengths), max(other.lengths, default=0)
+        if n_rows > self.n_rows or n_slots > self.n_slots:
+            self.resize(max(n_rows, self.n_rows), max(n_slots, self.n_slots))
+        for layer, others in zip(self.layers, other.layers, strict=True):
+            for buffer, new in zip(layer.buffers, others.buffers, strict=True):
+                buffer[first:n_rows, :, :n_slots] = new[: len(other.lengths), :, :n_slots]
+                buffer[first:n_rows, :, n_slots:] = 0  # a NaN that was left there would reach through the mask
+        self.lengths += other.lengths
+
+    def copy(self, row: int, n_tokens: int) -> Cache:
+        """The first tokens of one text, in a cache of their own."""
+        other = copy.copy(self)
+        other.lengths = [n_tokens]
+        other.layers = [
+            LayerCache(other, *(t[row : row + 1, :, :n_tokens].clone() for t in layer.buffers)) for layer in self.layers
+        ]
+        return other

@@ -45,16 +45,42 @@ class Reference:
         return self.attend(q, k, v, mask, everything, slice(0, k.shape[2]), tap)
 
     def attend(self, q: Heads, k: Keys, v: Keys, mask: Mask, queries: slice, keys: slice, tap: Tap) -> Heads:
-        """z of some queries over some keys, already cut out."""
-        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
-        scores = tap("attn.scores", q @ k.mT)
-        scaled = tap("attn.scaled", soft_cap(scores * self.scale, self.cap))
+        """z of some queries over some keys, already cut out. A stage that nobody wants becomes the next in place."""
+        scores = tap("attn.scores", by_groups(q, k.mT))
+        times = scores.mul_ if is_spare(tap, "attn.scores") else scores.mul
+        scaled = tap("attn.scaled", soft_cap(times(self.scale), self.cap))
         visible = mask.visible(queries, keys)
-        hidden = scaled if visible is None else scaled.masked_fill(~visible, -math.inf)
-        masked = tap("attn.masked", hidden)
-        # A query that sees nothing gathers nothing: zeros, where a plain softmax gives NaN.
-        pattern = tap("attn.pattern", torch.ops.aten._safe_softmax(masked, -1, torch.float32).to(v.dtype))
-        return pattern @ v
+        fill = scaled.masked_fill_ if is_spare(tap, "attn.scaled") else scaled.masked_fill
+        masked = tap("attn.masked", scaled if visible is None else fill(~visible, -math.inf))
+        pattern = tap("attn.pattern", softmax(masked).to(v.dtype))
+        return by_groups(pattern, v)
+
+
+def by_groups(x: Float[Tensor, "B H T X"], y: Float[Tensor, "B K X Y"]) -> Float[Tensor, "B H T Y"]:
+    """x @ y, where the H/K query heads of a group share one y: stacked to one product, not y copied for each."""
+    n_rows, n_heads, n_queries, width = x.shape
+    n_groups = y.shape[1]
+    if n_heads == n_groups:
+        return x @ y
+    stacked = x.reshape(n_rows, n_groups, n_heads // n_groups * n_queries, width)
+    return (stacked @ y).view(n_rows, n_heads, n_queries, -1)
+
+
+def is_spare(tap: Tap, name: str) -> bool:
+    """Whether a value may be written over: nobody wants it, and no gradient needs it."""
+    return not (torch.is_grad_enabled() or tap.wants(name))
+
+
+def softmax(masked: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
+    """Rows that sum to 1, computed in fp32; a query that sees nothing gathers nothing, where plain softmax gives NaN.
+
+    To look for such queries costs as much as the softmax itself, and where there are none, no row is NaN.
+    """
+    if masked.is_cpu and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        pattern = masked.softmax(-1, dtype=torch.float32)
+        if not bool(pattern[..., 0].isnan().any()):
+            return pattern
+    return torch.ops.aten._safe_softmax(masked, -1, torch.float32)
 
 
 class Fused:

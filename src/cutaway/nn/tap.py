@@ -23,7 +23,10 @@ class Tap:
         return self
 
     def wants(self, *names: str) -> bool:
-        """Whether any of these values must be computed although the pass itself could do without."""
+        """Whether any of these values must be computed although the pass itself could do without.
+
+        What a tap is given and does not want may be written over later: a value to keep is a value to want.
+        """
         return False
 
 

@@ -24,6 +24,7 @@ from cutaway.text.stream import TextStream
 __all__ = ["FLAGS", "ID_LIMIT", "Tokenizer", "rust_errors"]
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+LONG = 2**14  # characters from which a text is encoded as a batch of one, during which other threads may run
 ID_LIMIT = 2**22  # the largest vocabulary in use has about a million ids
 _RARE = (*range(0x13000, 0x13430), *range(0x20000, 0x2A6E0))  # printable, so that no escaping changes them
 _CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
@@ -223,7 +224,10 @@ class Tokenizer:
     def _encode(self, text: str, shown: str) -> list[int]:
         # No alias may show up in an error: who knows it can write control tokens.
         with rust_errors(TokenizerError, f"cannot encode {shown[:40]!r}"):
-            ids = self.backend.encode(_well_formed(text), add_special_tokens=False).ids
+            if len(text) < LONG:
+                ids = self.backend.encode(_well_formed(text), add_special_tokens=False).ids
+            else:
+                ids = self.backend.encode_batch_fast([_well_formed(text)], add_special_tokens=False)[0].ids
         return self._checked(ids, shown)
 
     def _checked(self, ids: list[int], shown: str) -> list[int]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cutaway.train import peak
-from cutaway.train.peak import matrix_peak
+from cutaway.account import machine
+from cutaway.account.machine import matrix_peak
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def fresh() -> Iterator[None]:
 
 
 def test_it_is_the_speed_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak, "SIZES", (256,))
+    monkeypatch.setattr(machine, "SIZES", (256,))
     before = torch.get_rng_state()
     assert 1e8 < matrix_peak(torch.float32, CPU) < 1e15
     assert torch.equal(before, torch.get_rng_state())
@@ -35,7 +35,7 @@ def test_the_best_size_counts_and_slow_ones_are_not_tried(monkeypatch: pytest.Mo
         asked.append(n)
         return seconds[n]
 
-    monkeypatch.setattr(peak, "_product", product)
+    monkeypatch.setattr(machine, "_product", product)
     assert matrix_peak(torch.float32, CPU) == 2 * 1024**3 / 0.005
     assert asked == [512, 1024, 2048]
     matrix_peak(torch.float32, CPU)

@@ -1,0 +1,46 @@
+"""What a server takes at most: everything a client can make larger has its bound here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The bounds of one server.
+
+    Args:
+        n_running: texts that share a pass.
+        n_waiting: texts that wait for their turn; past it a request is told to come back.
+        n_looks: looks inside that wait for their turn.
+        cache_bytes: keys and values of all texts, running, being read and remembered [B].
+        piece: prompt tokens read between two tokens of the running texts, so that these do not stall.
+        long_piece: the same while nothing runs: still short enough to notice that a client has left.
+        body_bytes: of a request [B].
+        body_seconds: until a request's body has come [s].
+        stop_seconds: running texts have this long to end once the server is to stop [s].
+        n_numbers: of one answer about the inside.
+    """
+
+    n_running: int = 16
+    n_waiting: int = 64
+    n_looks: int = 8
+    cache_bytes: int = 2 * GIB
+    piece: int = 64
+    long_piece: int = 512
+    body_bytes: int = 4 * 2**20
+    body_seconds: float = 30.0
+    stop_seconds: float = 5.0
+    n_numbers: int = 1_000_000
+
+    @property
+    def prefix_bytes(self) -> int:
+        """The share for what is remembered of earlier texts [B]."""
+        return self.cache_bytes // 4
+
+    @property
+    def text_bytes(self) -> int:
+        """The share for texts that run and are being read [B]."""
+        return self.cache_bytes - self.prefix_bytes
