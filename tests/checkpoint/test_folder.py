@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.activations import ACT2FN
 
 from cutaway.checkpoint.families import FAMILIES as KNOWN
@@ -25,7 +25,7 @@ from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.folder import load_folder, native_family, save_folder
 from cutaway.checkpoint.load import LoadReport
 from cutaway.checkpoint.weights import SafetensorsFolder
-from cutaway.config import ModelConfig, NoPositionConfig, RotaryConfig
+from cutaway.config import LinearScaling, LongRopeScaling, ModelConfig, NoPositionConfig, RotaryConfig
 from cutaway.errors import CheckpointError, ConfigError, CutawayError, DamagedFileError, UnsupportedError
 from cutaway.language_model import LanguageModel, load
 from cutaway.nn.position import Rotary
@@ -118,6 +118,64 @@ def test_a_default_theta_is_said(llama: Path) -> None:
     network, report = load_folder(llama)
     assert network.config.positions[0] == RotaryConfig(theta=10000.0)
     assert "10000" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("older", "nested", "top"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "default", "rope_theta": 500.0}, 500.0),
+        ({"type": "linear", "factor": 4.0}, {"rope_type": "yarn", "factor": 2.0, "rope_theta": 700.0}, 500.0),
+        ({"type": "linear", "factor": 4.0, "rope_theta": 500.0}, {"rope_type": "default", "rope_theta": 7.0}, 7.0),
+        ({}, {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}, 7.0),
+    ],
+)
+def test_of_two_scalings_the_older_holds(
+    tmp_path: Path, older: dict[str, Any], nested: dict[str, Any], top: float
+) -> None:
+    """A config with `rope_scaling` beside `rope_parameters` is read as the reference reads it."""
+    reference_folder(tmp_path / "model", "llama")
+    edit_config(tmp_path / "model", rope_scaling=older, rope_parameters=nested, rope_theta=top)
+    network, _ = load_folder(tmp_path / "model")
+    assert network.config.positions[0] == RotaryConfig(theta=500.0, scaling=LinearScaling(factor=4.0))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
+    tokens = random_tokens(1, 20)
+    with torch.inference_mode():
+        assert distance(network(tokens), theirs(tokens).logits) <= 1e-5
+
+
+def test_a_theta_that_only_the_newer_object_names_is_used(llama: Path) -> None:
+    """C4: an explicit theta beats the default, also beside a scaling that is told elsewhere."""
+    nested = {"rope_type": "default", "rope_theta": 500.0}
+    edit_config(llama, rope_scaling={"rope_type": "linear", "factor": 4.0}, rope_parameters=nested, rope_theta=None)
+    network, report = load_folder(llama)
+    assert network.config.positions[0] == RotaryConfig(theta=500.0, scaling=LinearScaling(factor=4.0))
+    assert not report.notes
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "qwen2", "qwen3"])
+def test_a_window_of_null_is_none(tmp_path: Path, model_type: str) -> None:
+    """C6: `null` is no window, silence the family's 4096: shorter than these contexts, so it would hide keys."""
+    reference_folder(tmp_path / "model", model_type)
+    changes = {"layer_types": None, "max_window_layers": 1, "use_sliding_window": True}
+    edit_config(tmp_path / "model", **changes, sliding_window=8)
+    data = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))
+    for window, expected in (({"sliding_window": None}, None), ({}, 4096), ({"sliding_window": 8}, 8)):
+        known = {name: value for name, value in data.items() if name != "sliding_window"} | window
+        ours = KNOWN[model_type].read(Fields(known))
+        assert getattr(ours.masks[-1], "size", None) == expected
+        theirs = AutoConfig.for_model(**known)
+        assert theirs.sliding_window == expected
+
+
+def test_phi3s_yarn_is_longrope_wherever_it_stands() -> None:
+    """An early name; the reference reads it as longrope under either key, and knows no other scaling there."""
+    scaling = {"short_factor": [1.0, 2.0], "long_factor": [1.0, 3.0], "rope_theta": 500.0}
+    for key in ("rope_scaling", "rope_parameters"):
+        for kind in ("type", "rope_type"):
+            data = {**FAMILIES["phi3"], key: {kind: "yarn", **scaling}, "original_max_position_embeddings": 16}
+            [position] = set(KNOWN["phi3"].read(Fields(data)).positions)
+            assert isinstance(position, RotaryConfig)
+            assert isinstance(position.scaling, LongRopeScaling)
 
 
 @pytest.mark.parametrize("kind", ["mrope", "quantum", ""])

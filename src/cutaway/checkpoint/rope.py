@@ -45,12 +45,14 @@ def read_rotary(
     nested = f.part("rope_parameters")
     if nested is not None and layer_type is not None and layer_type in nested:
         nested = nested.part(layer_type)
-    scaling = nested if nested is not None else f.part("rope_scaling")
-    base = _first(f, scaling, "rope_theta", theta_field)
+    # Of a config that has both, the reference takes the older one.
+    stated = [part for part in (f.part("rope_scaling"), nested) if part is not None and part.data]
+    scaling = stated[0] if stated else None
+    base = _first(f, stated, "rope_theta", theta_field)
     if base is None:
         f.notes.append(f"no {theta_field} in the config: the family's default {theta:g} is used")
         base = theta
-    share = _first(f, scaling, "partial_rotary_factor", share_field) or share
+    share = _first(f, stated, "partial_rotary_factor", share_field) or share
     kind = None if scaling is None else _read_scaling(f, scaling, n_ctx)
     if kind is None and not partial and int(min(d_head * share, 2**31)) != d_head:
         f.notes.append(f"{share_field} = {share:g} is not used: the plain rotation of this family turns whole heads")
@@ -59,10 +61,10 @@ def read_rotary(
     return RotaryConfig(theta=base, d_rotary=None if d_rotary == d_head else d_rotary, scaling=kind)
 
 
-def _first(f: Fields, scaling: Fields | None, nested_name: str, name: str) -> float | None:
-    if scaling is not None and nested_name in scaling:
-        return scaling.number(nested_name)
-    return f.optional_number(name)
+def _first(f: Fields, stated: list[Fields], nested_name: str, name: str) -> float | None:
+    """A number from the object that says the scaling, else from the top of the config, else from the other object."""
+    places = [(part, nested_name) for part in stated]
+    return next((place.number(word) for place, word in [*places[:1], (f, name), *places[1:]] if word in place), None)
 
 
 def _read_scaling(f: Fields, scaling: Fields, n_ctx: int) -> RopeScaling | None:

@@ -50,6 +50,11 @@ def write_activation(activation: Activation, tanh: Literal["gelu_new", "gelu_pyt
     return tanh if activation == "gelu_tanh" else activation
 
 
+def read_window(f: Fields) -> int | None:
+    """The window size: 4096 where the config is silent, none where it says `null`."""
+    return None if f.data.get("sliding_window", 4096) is None else f.count("sliding_window", 4096)
+
+
 def masks_by_layer(windowed: list[bool], size: int | None) -> MaskConfig | tuple[MaskConfig, ...]:
     """One mask if all layers agree, else one a layer."""
     if size is None or not any(windowed):

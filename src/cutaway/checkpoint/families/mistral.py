@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutaway.checkpoint.families.family import Family, masks_by_layer, read_layer_types, window_of
+from cutaway.checkpoint.families.family import Family, masks_by_layer, read_layer_types, read_window, window_of
 from cutaway.checkpoint.families.llama import layout_like_llama, read_like_llama, write_like_llama
 from cutaway.checkpoint.fields import Fields
 from cutaway.config import ModelConfig
@@ -12,11 +12,9 @@ from cutaway.config import ModelConfig
 
 def read(f: Fields) -> ModelConfig:
     """A MistralConfig."""
-    # An absent window is 4096 in the reference; `null` is none.
-    window = None if f.data.get("sliding_window", 4096) is None else f.count("sliding_window", 4096)
     n_layers = f.n_layers()
     windowed = read_layer_types(f, n_layers, [True] * n_layers)
-    return read_like_llama(f, n_ctx=131072, mask=masks_by_layer(windowed, window))
+    return read_like_llama(f, n_ctx=131072, mask=masks_by_layer(windowed, read_window(f)))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from cutaway.config import LongRopeScaling, ModelConfig, RotaryConfig
 
 def read(f: Fields) -> ModelConfig:
     """A Phi3Config."""
-    scaling = f.part("rope_scaling")
-    if scaling is not None and scaling.data.get("type") == "yarn":  # an early name of longrope in this family
-        f = f.replace(rope_scaling={**scaling.data, "type": "longrope"})
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = f.part(name)
+        if scaling is not None and scaling.data.get("rope_type", scaling.data.get("type")) == "yarn":
+            f = f.replace(**{name: {**scaling.data, "rope_type": "longrope"}})  # its early name in this family
     n_layers = f.n_layers()
     mask = masks_by_layer([True] * n_layers, f.optional_count("sliding_window"))
     return read_like_llama(f, n_ctx=4096, eps=1e-5, mask=mask, partial=True)

@@ -8,6 +8,7 @@ from cutaway.checkpoint.families.family import (
     Family,
     masks_by_layer,
     read_layer_types,
+    read_window,
     window_of,
     write_layer_types,
 )
@@ -19,7 +20,7 @@ from cutaway.config import AttentionConfig, MaskConfig, ModelConfig
 def read_masks(f: Fields) -> MaskConfig | tuple[MaskConfig, ...]:
     """The window is off unless `use_sliding_window`; then it holds from layer `max_window_layers` up."""
     n_layers = f.n_layers()
-    window = f.count("sliding_window", 4096) if f.flag("use_sliding_window", False) else None
+    window = read_window(f) if f.flag("use_sliding_window", False) else None
     first = f.data.get("max_window_layers", 28)
     if not isinstance(first, int) or first < 0:
         raise f.wrong("max_window_layers", first, "it must be a whole number of 0 or more")
