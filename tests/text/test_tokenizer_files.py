@@ -301,6 +301,15 @@ def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, text: str):
     assert "\n" not in str(error.value)
 
 
+def test_a_begin_token_without_an_id_is_named(tmp_path: Path):
+    """The library reads such a rule and fails only where it is applied."""
+    template = {"type": "TemplateProcessing", "special_tokens": {}}
+    template |= {kind: [{"SpecialToken": {"id": "<s>", "type_id": 0}}] for kind in ("single", "pair")}
+    state = json.loads(byte_level({}, special=("<s>",)).to_str()) | {"post_processor": template}
+    with pytest.raises(DamagedFileError, match="<s>"):
+        Tokenizer.from_folder(write(tmp_path, tokenizer=state))
+
+
 def test_an_id_of_plain_text_does_not_become_a_control_token(tmp_path: Path):
     """The model ends at "!", which transformers too must go on reading as text; config.json keeps the id."""
     mark = BYTES["!"]
@@ -323,13 +332,18 @@ def test_an_id_of_plain_text_does_not_become_a_control_token(tmp_path: Path):
         {"tokenizer_config": {"bos_token": {"content": []}}},
         {"tokenizer_config": {"added_tokens_decoder": {"-1": {"content": "<a>"}}}},
         {"tokenizer_config": {"added_tokens_decoder": {"9" * 30: {"content": "<a>"}}}},
+        {"tokenizer_config": {"added_tokens_decoder": {"9" * 5000: {"content": "<a>"}}}},
+        {"tokenizer_config": {"added_tokens_decoder": {"256": {"content": "\ud800"}}}},
         {"tokenizer_config": {"added_tokens_decoder": {"256": 5}}},
+        {"tokenizer_config": {"bos_token": "\ud800"}},
+        {"tokenizer_config": {"additional_special_tokens": ["\ud800"]}},
         {"tokenizer_config": {"additional_special_tokens": [5]}},
         {"special_tokens_map": 3},
         {"generation_config": {"eos_token_id": "2"}},
         {"generation_config": {"eos_token_id": [2**63]}},
         {"config": {"eos_token_id": True}},
         {"added_tokens": {"<a>": -1}},
+        {"added_tokens": {"\ud800": 256}},
     ],
 )
 def test_damaged_companions_are_named(tmp_path: Path, files: dict[str, Any]):

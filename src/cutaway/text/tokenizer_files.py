@@ -31,6 +31,14 @@ Json = dict[str, Any]
 
 def read_folder(folder: Path) -> Tokenizer | None:
     """The tokenizer of a folder; see `Tokenizer.from_folder`."""
+    try:
+        with rust_errors(DamagedFileError, f"{folder} has a tokenizer that cannot be used; download it again"):
+            return _read(folder)
+    except TokenizerError as error:
+        raise DamagedFileError(f"{folder}: {error}") from error
+
+
+def _read(folder: Path) -> Tokenizer | None:
     backend = _read_backend(folder)
     if backend is None:
         return None
@@ -44,19 +52,15 @@ def read_folder(folder: Path) -> Tokenizer | None:
     add_bos = config.get("add_bos_token")
     if not isinstance(add_bos, bool):
         add_bos = bos_id is not None and first_id == bos_id
-    try:
-        with rust_errors(DamagedFileError, f"{folder} has a tokenizer that cannot be used; download it again"):
-            return Tokenizer(
-                backend,
-                bos_id=bos_id,
-                eos_id=eos_id,
-                eos_ids=end_ids_of(folder),
-                pad_id=pad_id,
-                add_bos=add_bos and bos_id is not None,
-                chat_template=_chat_template(folder, config),
-            )
-    except TokenizerError as error:
-        raise DamagedFileError(f"{folder}: {error}") from error
+    return Tokenizer(
+        backend,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        eos_ids=end_ids_of(folder),
+        pad_id=pad_id,
+        add_bos=add_bos and bos_id is not None,
+        chat_template=_chat_template(folder, config),
+    )
 
 
 def end_ids_of(folder: Path) -> frozenset[int]:
