@@ -39,6 +39,13 @@ def test_in_a_pipe_each_line_is_a_turn_and_only_answers_are_printed(cutaway: Com
     assert (code, out, err) == (0, first + "\n", "")
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(cutaway: Commands, talker: Path) -> None:
+    """Some shells put one before what they pipe: a command stays a command."""
+    found = turns(cutaway, talker, "\ufeff/system Be brief.\nhi\n\ufeffhi\n")
+    assert found[0]["n_prompt"] == written(("system", "Be brief."), ("user", "hi"))
+    assert [turn["user"] for turn in found] == ["hi", "\ufeffhi"]
+
+
 def test_every_turn_sees_the_ones_before(cutaway: Commands, talker: Path) -> None:
     first, second = turns(cutaway, talker, "hi\nhow?\n")
     assert [first["turn"], second["turn"]] == [1, 2]

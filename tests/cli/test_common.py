@@ -32,6 +32,7 @@ def raising(error: BaseException) -> Callable[..., None]:
     ("error", "code", "said"),
     [
         (ConfigError("n = 0:\n  too small"), 1, "error: n = 0: too small\n"),
+        (ConfigError("a file's \x1b]0;words\x07"), 1, "error: a file's ␛]0;words␇\n"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "error: No space left on device\n"),
         (PermissionError(errno.EACCES, "Permission denied", "x.json"), 1, "error: Permission denied: x.json\n"),
         (KeyboardInterrupt(), 130, ""),

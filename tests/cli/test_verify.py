@@ -43,6 +43,18 @@ def test_json_has_all_of_it(cutaway: Commands, counter: Path) -> None:
     assert "transformers" in states
 
 
+def test_a_name_in_a_file_cannot_drive_the_terminal(cutaway: Commands, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "odd")
+    weights = load_file(folder / "model.safetensors") | {"\x1b[2Jgone\r": torch.ones(1)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    code, out, err = cutaway("verify", folder)
+    assert code == 0
+    for said in (out, err):
+        assert "␛[2Jgone" in said
+        assert "\x1b" not in said
+        assert "\r" not in said
+
+
 def test_a_broken_model_is_red(cutaway: Commands, tmp_path: Path) -> None:
     """Weights that are no numbers: `run` stops with an error that leads here, and here it is seen."""
     folder = save_model(tmp_path / "broken")

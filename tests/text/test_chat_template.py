@@ -354,3 +354,10 @@ def test_the_mark_is_only_around_messages():
     marked = template.render_marked([{"role": "user", "content": " a<b "}], "·", add_generation_prompt=False)
     assert marked == "<s><|start_header_id|>user<|end_header_id|>\n\n·a·<·b·<|eot_id|>"
     assert BYTES["a"] == 64  # the byte alphabet of the tests is GPT-2's
+
+
+def test_a_refusal_is_as_short_as_any_message() -> None:
+    template = ChatTemplate("{{ raise_exception('no ' * 100000) }}")
+    with pytest.raises(TemplateError, match="refuses these messages: no no") as error:
+        template.render([{"role": "user", "content": "hi"}])
+    assert len(str(error.value)) < 300

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cutaway.cli.answer import Answer
-from cutaway.cli.common import as_text, dtype_name, model_name, open_model, print_json, reported, tell
+from cutaway.cli.common import as_text, dtype_name, model_name, open_model, print_json, reported, tell, without_mark
 from cutaway.cli.options import (
     Debug,
     Device,
@@ -186,5 +186,6 @@ def _typed_lines() -> Iterator[str]:
 
 def _piped_lines() -> Iterator[str]:
     """Lines from a pipe or a file."""
-    for line in sys.stdin.buffer:
-        yield as_text(line)
+    for number, line in enumerate(sys.stdin.buffer):
+        text = as_text(line)
+        yield text if number else without_mark(text)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 import typer
 
 from cutaway.errors import CutawayError, TokenizerError
+from cutaway.show.terminal import CONTROLS
 
 if TYPE_CHECKING:
     from cutaway.language_model import LanguageModel
@@ -64,8 +65,8 @@ def _drop_output() -> None:
 
 
 def tell(kind: str, message: str) -> None:
-    """One line on standard error, whatever the message holds."""
-    print(f"{kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    """One line on standard error, whatever the message holds: a file's own words may hold control characters."""
+    print(f"{kind}: {' '.join(message.split()).translate(CONTROLS)}", file=sys.stderr, flush=True)
 
 
 def _tell_warning(
@@ -141,7 +142,7 @@ def read_stdin() -> str:
     Raises:
         TokenizerError: bytes that are not UTF-8.
     """
-    return as_text(sys.stdin.buffer.read()).removeprefix("\ufeff")
+    return without_mark(as_text(sys.stdin.buffer.read()))
 
 
 def as_text(line: bytes) -> str:
@@ -158,6 +159,11 @@ def as_text(line: bytes) -> str:
             f"standard input: byte {error.start} is 0x{byte:02x}, which is not UTF-8: convert the text first"
         ) from error
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def without_mark(text: str) -> str:
+    """A text without the byte order mark that some editors and shells put at its start."""
+    return text.removeprefix("\ufeff")
 
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:

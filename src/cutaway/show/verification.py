@@ -13,7 +13,7 @@ from cutaway.config import (
     RotaryConfig,
     WindowMaskConfig,
 )
-from cutaway.show.terminal import console, count, size, table_of
+from cutaway.show.terminal import CONTROLS, console, count, size, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +53,7 @@ def _facts(result: Verification) -> Table:
     table.add_row("type", f"{result.dtype} now, {result.stored} in the file")
     table.add_row("tensors", f"{len(result.used)} used, {len(result.unused)} unused")
     for name, reason in result.unused.items():
-        table.add_row("", f"unused: {name}, {reason}")
+        table.add_row("", f"unused: {name}, {reason}".translate(CONTROLS))
     for position, layers in result.positions.items():
         table.add_row("position", f"{_position(position, result.config.d_head)}; {_layers(layers)}")
     for mask, layers in result.masks.items():
@@ -62,7 +62,7 @@ def _facts(result: Verification) -> Table:
     table.add_row("head", "tied to the embedding" if result.config.tied else "its own weights")
     table.add_row("tokenizer", _tokenizer(result.tokenizer))
     for note in result.notes:
-        table.add_row("note", note)
+        table.add_row("note", note.translate(CONTROLS))
     return table
 
 

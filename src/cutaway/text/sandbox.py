@@ -180,7 +180,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _raise_exception(message: str) -> None:
-    raise TemplateError(f"the chat template refuses these messages: {' '.join(str(message).split())}")
+    raise TemplateError(f"the chat template refuses these messages: {' '.join(str(message).split())[:200]}")
 
 
 def _check_format(pattern: str, values: Any) -> None:
