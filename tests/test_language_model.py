@@ -11,8 +11,8 @@ from torch import Tensor
 
 from cutaway.checkpoint.load import LoadReport
 from cutaway.config import ModelConfig
-from cutaway.errors import ContextError, GenerationError, NumericsError, TokenizerError
-from cutaway.language_model import LanguageModel, Output
+from cutaway.errors import ConfigError, ContextError, GenerationError, NumericsError, TokenizerError
+from cutaway.language_model import LanguageModel, Output, load
 from cutaway.text.ids import IdTokenizer
 from support.tiny import D_VOCAB, OURS, distance, random_network, random_tokens
 
@@ -346,3 +346,12 @@ def test_leaving_a_stream_early_leaves_the_model_as_it_was() -> None:
     next(stream)
     stream.close()
     assert greedy(model, FIVE).tokens == before
+
+
+@pytest.mark.parametrize("option", [{"dtype": "float99"}, {"device": "nowhere"}])
+def test_a_wrong_option_is_told_before_a_model_is_fetched(
+    option: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutaway.language_model.resolve", lambda *_, **__: pytest.fail("looked for the model"))
+    with pytest.raises(ConfigError, match=next(iter(option.values()))):
+        load("org/name", **option)

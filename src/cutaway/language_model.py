@@ -339,9 +339,9 @@ def load(
         CheckpointError: no such model, damaged or unsupported files.
         ConfigError: a config that cannot be built.
     """
-    path = resolve(name if name is not None else default_model(), revision=revision, progress=progress)
-    dtype = as_dtype(dtype)
+    dtype = as_dtype(dtype)  # a wrong one is told before anything is fetched
     device = as_device(device)
+    path = resolve(name if name is not None else default_model(), revision=revision, progress=progress)
     if path.is_file():
         with GGUFFile(path) as file:
             network, report = load_gguf(file, dtype, device)
