@@ -256,6 +256,25 @@ def test_characters_are_refused_by_name() -> None:
 # --- from file to file ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("unknown_token_id", 2**40),
+        ("unknown_token_id", -1),
+        ("scores", "x"),
+        ("scores", [[1.0]]),
+        ("add_eos_token", [[1]]),
+        ("remove_extra_whitespaces", 2**40),
+        ("merges", [1]),
+    ],
+)
+def test_a_field_that_cannot_be_is_not_copied(field: str, value: Any) -> None:
+    """Also those that reading the tokenizer leaves out."""
+    metadata = tokenizer_fields(tokenizer_of(), 1000) | {f"tokenizer.ggml.{field}": value}
+    with pytest.raises(TokenizerError, match=field):
+        tokenizer_fields_of_file(metadata, 1000)
+
+
 def test_fields_of_another_file_stay_as_they_are() -> None:
     """Of either kind: names, types, scores and ids; −1 is no id, and what only that file means is left."""
     theirs = {

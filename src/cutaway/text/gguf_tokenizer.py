@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Backend
 from cutaway.errors import TokenizerError, UnsupportedError
 from cutaway.text.tokenizer import Tokenizer, rust_errors
 
-__all__ = ["build_backend", "tokenizer_from_gguf"]
+__all__ = ["array_of", "build_backend", "field_of", "named_id", "tokenizer_from_gguf"]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
@@ -123,7 +123,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     if _TOKENS not in metadata and metadata.get(_MODEL) in (None, "none", "no_vocab"):
         return None
     vocabulary = _Vocabulary.read(metadata)
-    bos_id, eos_id, pad_id = (_token_id(metadata, name, len(vocabulary.tokens)) for name in ("bos", "eos", "padding"))
+    bos_id, eos_id, pad_id = (named_id(metadata, name, len(vocabulary.tokens)) for name in ("bos", "eos", "padding"))
     return Tokenizer(
         _backend(metadata, vocabulary),
         bos_id=bos_id,
@@ -131,7 +131,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
         eos_ids=vocabulary.end_ids,
         pad_id=pad_id,
         add_bos=_adds_bos(metadata, vocabulary, bos_id),
-        chat_template=_field(metadata, "tokenizer.chat_template", str, None),
+        chat_template=field_of(metadata, "tokenizer.chat_template", str, None),
     )
 
 
@@ -169,10 +169,10 @@ class _Vocabulary:
                 f"{_MODEL} is {_shown(kind)}; Cutaway reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece), "
                 "load the model from a transformers folder instead"
             )
-        tokens = _array(metadata, _TOKENS, str)
+        tokens = array_of(metadata, _TOKENS, str)
         if not tokens:
             raise TokenizerError(f"{_TOKENS} is empty; a tokenizer needs at least one token, convert the file again")
-        types = _array(metadata, _TYPES, int, n=len(tokens)) if _TYPES in metadata else [NORMAL] * len(tokens)
+        types = array_of(metadata, _TYPES, int, n=len(tokens)) if _TYPES in metadata else [NORMAL] * len(tokens)
         if strange := set(types) - set(range(NORMAL, BYTE + 1)):
             raise TokenizerError(f"{_TYPES} has {min(strange)}; types run from 1 to 6, convert the file again")
         ids = {token: i for i, token in enumerate(tokens)}
@@ -182,7 +182,7 @@ class _Vocabulary:
                 f"{_TOKENS} has {_shown(tokens[second])} twice, as ids {second} and {ids[tokens[second]]}; "
                 "a token has one id, convert the file again"
             )
-        declared = {_token_id(metadata, name, len(tokens)) for name in ("eos", "eot", "eom")}
+        declared = {named_id(metadata, name, len(tokens)) for name in ("eos", "eot", "eom")}
         named = {ids[name] for name in END_NAMES if name in ids and types[ids[name]] == CONTROL}
         ends = frozenset(i for i in declared | named if i is not None)
         special = ends | {i for i, type_ in enumerate(types) if type_ in (UNKNOWN, CONTROL)}
@@ -216,7 +216,7 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend
     """
     rule = _word_rule(metadata)
     merges = []
-    for n, line in enumerate(_array(metadata, _MERGES, str)):
+    for n, line in enumerate(array_of(metadata, _MERGES, str)):
         left, _, right = line.partition(" ")
         if not (left in vocabulary.ids and right in vocabulary.ids and left + right in vocabulary.ids):
             raise TokenizerError(
@@ -241,7 +241,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
     As in llama.cpp, a space goes before the text and before what follows a special token
     (`add_space_prefix`), and characters outside the vocabulary are spelled in byte tokens.
     """
-    prefix = _field(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
+    prefix = field_of(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
     with rust_errors(TokenizerError, UNBUILDABLE):
         backend = Backend(
             models.BPE(
@@ -260,7 +260,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
 
 
 def _merges_from_scores(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    scores = _array(metadata, _SCORES, float, int, n=len(vocabulary.tokens))
+    scores = array_of(metadata, _SCORES, float, int, n=len(vocabulary.tokens))
     if not all(map(math.isfinite, scores)):
         raise TokenizerError(f"{_SCORES} has a value that is not a finite number, convert the file again")
     # Only plain tokens: typed text must not grow into a control token, nor "<0x41>" into a byte.
@@ -282,7 +282,7 @@ def _merges_from_scores(metadata: Mapping[str, Any], vocabulary: _Vocabulary) ->
 
 
 def _unknown_token(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> str | None:
-    unknown = _token_id(metadata, "unknown", len(vocabulary.tokens))
+    unknown = named_id(metadata, "unknown", len(vocabulary.tokens))
     if unknown is None:
         unknown = next((i for i, kind in enumerate(vocabulary.types) if kind == UNKNOWN), None)
     if unknown is not None:
@@ -296,7 +296,7 @@ def _unknown_token(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> str 
 
 
 def _word_rule(metadata: Mapping[str, Any]) -> WordRule:
-    name = _field(metadata, _PRE, str, "")
+    name = field_of(metadata, _PRE, str, "")
     if not name:
         warnings.warn(
             f"this file has no {_PRE}: text is cut into words by the default rule, and tokens may differ from "
@@ -315,7 +315,7 @@ def _word_rule(metadata: Mapping[str, Any]) -> WordRule:
 def _adds_bos(metadata: Mapping[str, Any], vocabulary: _Vocabulary, bos_id: int | None) -> bool:
     key = "tokenizer.ggml.add_bos_token"
     if key in metadata:
-        stated: bool = _field(metadata, key, bool, False)
+        stated: bool = field_of(metadata, key, bool, False)
         if stated and bos_id is None:
             raise TokenizerError(f"{key} is true without tokenizer.ggml.bos_token_id, convert the file again")
         return stated
@@ -323,9 +323,14 @@ def _adds_bos(metadata: Mapping[str, Any], vocabulary: _Vocabulary, bos_id: int 
     return usual and bos_id is not None
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | None:
+def named_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | None:
+    """The id that a file names, such as "bos"; None where it names none.
+
+    Raises:
+        TokenizerError: an id outside the vocabulary.
+    """
     key = f"tokenizer.ggml.{name}_token_id"
-    value = _field(metadata, key, int, None)
+    value = field_of(metadata, key, int, None)
     if value is None or value == 2**32 - 1:  # −1 in the file's unsigned integers: none
         return None
     if not 0 <= value < n_tokens:
@@ -333,14 +338,24 @@ def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | No
     return int(value)
 
 
-def _field(metadata: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+def field_of(metadata: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+    """One value of a stated type.
+
+    Raises:
+        TokenizerError: it is of another.
+    """
     value = metadata.get(key, default)
     if value is not default and type(value) is not kind:
         raise TokenizerError(f"{key} is {_shown(value)}; it must be of type {kind.__name__}, convert the file again")
     return value
 
 
-def _array(metadata: Mapping[str, Any], key: str, *kinds: type, n: int | None = None) -> list[Any]:
+def array_of(metadata: Mapping[str, Any], key: str, *kinds: type, n: int | None = None) -> list[Any]:
+    """A list of stated types, and of a stated length.
+
+    Raises:
+        TokenizerError: it is none.
+    """
     values = metadata.get(key)
     if not isinstance(values, list) or not set(map(type, values)) <= set(kinds):
         raise TokenizerError(

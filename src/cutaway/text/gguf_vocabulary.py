@@ -21,6 +21,9 @@ from cutaway.text.gguf_tokenizer import (
     USER_DEFINED,
     WHOLE_PATTERNS,
     WORD_RULES,
+    array_of,
+    field_of,
+    named_id,
 )
 from cutaway.text.pieces import PieceRule
 from cutaway.text.tokenizer import Tokenizer
@@ -31,10 +34,9 @@ PREFIX = "tokenizer.ggml."
 INSTEAD = "convert to a folder instead"
 
 # Of another file's fields, those that mean the same in every file.
-IDS = tuple(f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding"))
+IDS = ("bos", "eos", "eot", "eom", "unknown", "padding")
 FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix", "remove_extra_whitespaces")
-ARRAYS = ("tokens", "token_type", "scores", "merges")
-NO_ID = 2**32 - 1  # −1 in the file's unsigned integers
+ARRAYS: Mapping[str, tuple[type, ...]] = {"token_type": (int,), "scores": (float, int)}  # with an entry for each token
 
 _short = reprlib.Repr()  # of a tokenizer's parts, in messages
 _short.maxstring = _short.maxother = 100
@@ -69,13 +71,25 @@ def tokenizer_fields_of_file(metadata: Mapping[str, Any], d_vocab: int) -> dict[
     """The fields of another GGUF file's tokenizer, of whichever kind.
 
     Raises:
-        TokenizerError: more tokens than the model has rows.
+        TokenizerError: more tokens than the model has rows, or a field that cannot be.
     """
-    names = ("model", "pre", *ARRAYS, *FLAGS, *IDS)
-    fields: dict[str, Any] = {name: metadata[PREFIX + name] for name in names if PREFIX + name in metadata}
-    fields = {name: value for name, value in fields.items() if not (name in IDS and value == NO_ID)}
-    fields.setdefault("token_type", [NORMAL] * len(fields["tokens"]))
+    n_tokens = len(array_of(metadata, f"{PREFIX}tokens", str))
+    names = ("model", "pre", "tokens", *ARRAYS, "merges", *FLAGS)
+    fields = {name: _checked(metadata, name, n_tokens) for name in names if PREFIX + name in metadata}
+    fields.setdefault("token_type", [NORMAL] * n_tokens)
+    ids = {name: named_id(metadata, name, n_tokens) for name in IDS}
+    fields |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
     return _padded(fields, d_vocab) | _template(metadata.get("tokenizer.chat_template"))
+
+
+def _checked(metadata: Mapping[str, Any], name: str, n_tokens: int) -> Any:
+    if name in FLAGS:
+        return field_of(metadata, PREFIX + name, bool, False)
+    if name in ARRAYS:
+        return array_of(metadata, PREFIX + name, *ARRAYS[name], n=n_tokens)
+    if name in ("tokens", "merges"):
+        return array_of(metadata, PREFIX + name, str)
+    return field_of(metadata, PREFIX + name, str, "")
 
 
 def unsaid(tokenizer: Tokenizer) -> list[str]:
