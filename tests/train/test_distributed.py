@@ -36,14 +36,19 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def torchrun(n: int, *arguments: str | Path, **options: Any) -> str:
-    """The run by the command line in n processes on this machine; what it printed."""
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), "-m", "cutaway"]
-    flags = [f for name, value in options.items() for f in (f"--{name.replace('_', '-')}", str(value))]
+def launched(n: int, *argv: str | Path) -> subprocess.CompletedProcess[str]:
+    """A script or module in n processes on this machine."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*argv, "train", *map(str, arguments), *flags], env=environment, capture_output=True, text=True, timeout=240
+    return subprocess.run(
+        [*torchrun, *map(str, argv)], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
+
+
+def torchrun(n: int, *arguments: str | Path, **options: Any) -> str:
+    """The run by the command line in n processes; what it printed."""
+    flags = [f for name, value in options.items() for f in (f"--{name.replace('_', '-')}", str(value))]
+    done = launched(n, "-m", "cutaway", "train", *arguments, *flags)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -109,3 +114,37 @@ def test_sharded_in_bf16_the_saved_model_is_the_exact_one(text: Path, tmp_path: 
     for name, parameter in model.network.named_parameters():
         parts = [shard[name] for shard in shards if name in shard]
         assert torch.equal(torch.cat(parts), parameter), name
+
+
+DECIDE = """
+import os, sys
+import torch
+from cutaway.data import prepare
+from cutaway.train import plan, settle
+from cutaway.train.config import TrainConfig
+from cutaway.train.distributed import joined
+
+rank = int(os.environ["RANK"])
+settle.available_memory = lambda device: (10**12, 10**4)[rank]
+settle._has_compiler = lambda: True
+plan.matrix_peak = lambda dtype, device: (10**12, 10**3)[rank]
+with joined(torch.device("cpu")) as ranks:
+    config = TrainConfig(tokenizer="bytes", n_layers=1, n_heads=2, d_model=16, n_ctx=8, batch_size=4)
+    settled = settle.settle(config, prepare(sys.argv[1], tokenizer="bytes"), None, ranks)
+    print(f"{rank} has {settle.room(ranks)}: sharded {settled.sharded}, compiled {settled.compiled}\\n", end="")
+"""
+
+
+def test_processes_that_measure_differently_decide_alike(text: Path, tmp_path: Path) -> None:
+    """Where one has too little memory all shard, and where one is fast enough none compiles."""
+    script = tmp_path / "decide.py"
+    script.write_text(DECIDE)
+    done = launched(2, script, text)
+    decided = "has 5000: sharded True, compiled False"
+    assert sorted(done.stdout.splitlines()) == [f"0 {decided}", f"1 {decided}"], done.stderr[-3000:]
+
+
+def test_an_error_is_told_once_on_a_machine(text: Path, tmp_path: Path) -> None:
+    done = launched(2, "-m", "cutaway", "train", text, "--out", tmp_path / "run", "--batch-size", "3")
+    assert done.returncode == 1
+    assert done.stderr.count("error: batch_size = 3 does not split over 2 processes") == 1

@@ -273,7 +273,7 @@ def test_what_is_refused(text: Path, tmp_path: Path) -> None:
 def test_a_run_that_cannot_fit_is_refused_with_its_numbers(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutaway.train.run.available_memory", lambda device: 1000)
+    monkeypatch.setattr("cutaway.train.settle.available_memory", lambda device: 1000)
     with pytest.raises(TrainingError, match=r"needs .* available"):
         train(text, out=tmp_path / "run", **TINY)
 

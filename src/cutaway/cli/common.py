@@ -65,8 +65,12 @@ def _drop_output() -> None:
 
 
 def tell(kind: str, message: str) -> None:
-    """One line on standard error, whatever the message holds: a file's own words may hold control characters."""
-    print(f"{kind}: {' '.join(message.split()).translate(CONTROLS)}", file=sys.stderr, flush=True)
+    """One line on standard error, whatever the message holds: a file's own words may hold control characters.
+
+    Of many processes a machine's first speaks for all.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"{kind}: {' '.join(message.split()).translate(CONTROLS)}", file=sys.stderr, flush=True)
 
 
 def _tell_warning(

@@ -47,6 +47,14 @@ class Ranks:
         dist.all_reduce(total)
         return [float(x) for x in total]
 
+    def least(self, number: float) -> float:
+        """The smallest of all processes' numbers: what each measures alone, all decide on alike."""
+        if self.world == 1:
+            return number
+        least = torch.tensor(number, dtype=torch.float64, device=self.device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return float(least)
+
     def wait(self) -> None:
         """Until all have come this far."""
         if self.world > 1:

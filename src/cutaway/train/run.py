@@ -27,8 +27,7 @@ from cutaway.train.initialise import fill, initialise
 from cutaway.train.loop import Loop
 from cutaway.train.loss import Objective
 from cutaway.train.optimizer import build_optimizers, past
-from cutaway.train.plan import available_memory
-from cutaway.train.settle import Settled, foresee, read_texts, reread_texts, settle, sharded
+from cutaway.train.settle import Settled, foresee, read_texts, reread_texts, room, settle, sharded
 from cutaway.train.state import Position
 from cutaway.train.watch import Watcher
 
@@ -117,7 +116,7 @@ def _go(
         prepared = replace(prepared, val=None)
     plan = foresee(config, settled, prepared, ranks)
     display.planned(plan, prepared.notes)
-    plan.check(available_memory(ranks.device) // ranks.neighbours)
+    plan.check(room(ranks))
 
     objective, module = _spread(settled, config, base, ranks)
     optimizers = build_optimizers(objective, config)

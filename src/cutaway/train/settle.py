@@ -140,7 +140,8 @@ def settle(config: TrainConfig, prepared: Prepared, base: LanguageModel | None, 
             "give more text, or a smaller --n-ctx"
         )
     check_batch(config.batch_size, config.accumulate, ranks)
-    bf16 = config.precision == "bf16" or (config.precision == "auto" and _bf16_pays(ranks.device, network.d_model))
+    pays = bool(ranks.least(_bf16_pays(ranks.device, network.d_model)))
+    bf16 = config.precision == "bf16" or (config.precision == "auto" and pays)
     whole = Settled(
         data=prepared.folder,
         key=prepared.key,
@@ -152,17 +153,21 @@ def settle(config: TrainConfig, prepared: Prepared, base: LanguageModel | None, 
         compiled=False,
     )
     spread = sharded(config, whole, prepared, ranks)
-    long = foresee(config, spread, prepared, ranks).seconds > LONG
-    compiled = config.compile == "on" or (config.compile == "auto" and long and _has_compiler())
+    long = ranks.least(foresee(config, spread, prepared, ranks).seconds) > LONG
+    compiled = config.compile == "on" or (config.compile == "auto" and long and bool(ranks.least(_has_compiler())))
     return replace(spread, compiled=compiled)
 
 
 def sharded(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ranks) -> Settled:
     """The decision for the processes that there are now; a run may go on with another number of them."""
-    room = ROOM * available_memory(ranks.device) / ranks.neighbours
-    fits = foresee(config, replace(settled, sharded=False), prepared, ranks).n_bytes <= room
+    fits = foresee(config, replace(settled, sharded=False), prepared, ranks).n_bytes <= ROOM * room(ranks)
     wanted = config.parallel == "sharded" or (config.parallel == "auto" and not fits)
     return replace(settled, sharded=wanted and ranks.world > 1)
+
+
+def room(ranks: Ranks) -> int:
+    """The memory that every process has for itself [B]; all call it, and all are told the same."""
+    return int(ranks.least(available_memory(ranks.device) // ranks.neighbours))
 
 
 def foresee(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ranks) -> Plan:
