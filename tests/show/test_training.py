@@ -19,6 +19,7 @@ PLAN = Plan(
     n_val_tokens=111_540,
     n_documents=9,
     n_steps=2000,
+    n_made=0,
     tokens_per_step=768,
     epochs=1.53,
     n_parameters=809_856,
@@ -184,3 +185,21 @@ def test_durations(seconds: float, words: str) -> None:
 )
 def test_flops(n: float, words: str) -> None:
     assert flops(n) == words
+
+
+def test_a_resumed_run_says_how_much_is_made() -> None:
+    screen, file = console()
+    screen.print(plan_table(replace(PLAN, n_made=1500), []))
+    assert "1.5 epochs, 1,500 made before" in file.getvalue()
+    assert "about 1 min 57 s for the rest, at" in file.getvalue()
+
+
+def test_a_run_outlives_the_room_for_its_output() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    shown = TrainingDisplay(10, Console(file=Full(), width=80, _environ={}))
+    shown.planned(PLAN, [])
+    shown.step(made(1))
+    shown.note("a note")

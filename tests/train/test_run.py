@@ -158,6 +158,33 @@ def test_all_checkpoints_damaged_is_an_error(text: Path, tmp_path: Path) -> None
         train(out=tmp_path / "run", resume=True)
 
 
+def test_a_resumed_run_says_what_is_left(text: Path, tmp_path: Path) -> None:
+    first, second = Watching(stop_at=3), Watching()
+    train(text, out=tmp_path / "run", display=first, **TINY, steps=4)
+    result = train(out=tmp_path / "run", resume=True, display=second)
+    assert (result.end, second.plan.n_made) == ("finished", 3)
+    whole = second.plan.n_flops / (second.plan.peak * second.plan.share)
+    assert second.plan.seconds == pytest.approx(whole / 4)
+    with pytest.raises(TrainingError, match="steps = 2: the run has made 4 already"):
+        train(out=tmp_path / "run", resume=True, steps=2)
+    assert train(out=tmp_path / "run", resume=True).step == 4
+
+
+def test_a_wish_to_stop_that_comes_with_the_last_step_finds_a_finished_run(text: Path, tmp_path: Path) -> None:
+    assert train(text, out=tmp_path / "run", display=Watching(stop_at=3), **TINY, steps=3).end == "finished"
+
+
+def test_a_wish_to_stop_is_heard_while_the_output_is_written(text: Path, tmp_path: Path) -> None:
+    """What a signal's handler prints then is refused by Python."""
+
+    class Writing(Watching):
+        def note(self, text: str) -> None:
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    result = train(text, out=tmp_path / "run", display=Writing(stop_at=2), **TINY, steps=4)
+    assert (result.end, result.step) == ("stopped", 2)
+
+
 def test_only_the_newest_and_the_best_checkpoints_stay(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +202,10 @@ def test_patience_ends_a_run_early(text: Path, tmp_path: Path, monkeypatch: pyte
     result = train(text, out=tmp_path / "run", **TINY, steps=50, eval_every=1, patience=3)
     assert (result.end, result.step, result.best_step) == ("early", 4, 1)
 
+    again = train(out=tmp_path / "run", resume=True)
+    assert (again.end, again.step) == ("early", 4)
+    again = train(out=tmp_path / "run", resume=True, patience=5)
+    assert (again.end, again.step) == ("early", 6)
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_what_is_no_number_stops_before_the_step(
@@ -266,6 +297,8 @@ def test_what_is_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="seed: cannot change"):
         train(out=tmp_path / "run", resume=True, seed=5)
     assert train(out=tmp_path / "run", resume=True, steps=2).step == 2
+    with pytest.raises(TrainingError, match=r"reads the texts it has: leave out .*text\.txt"):
+        train(text, out=tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match="does not divide"):
         train(text, out=tmp_path / "odd", **TINY | {"batch_size": 3, "accumulate": 2})
 

@@ -151,14 +151,16 @@ def plan_table(plan: Plan, data_notes: Sequence[str]) -> Table:
     documents = "1 document" if plan.n_documents == 1 else f"{plan.n_documents:,} documents"
     table.add_row("text", f"{count(plan.n_tokens)} tokens in {documents}{val}")
     read = f"{plan.n_steps:,} steps of {count(plan.tokens_per_step)} tokens"
-    table.add_row("steps", f"{read}: {plan.epochs:.2g} {'epoch' if plan.epochs == 1 else 'epochs'}")
+    made = f", {plan.n_made:,} made before" if plan.n_made else ""
+    table.add_row("steps", f"{read}: {plan.epochs:.2g} {'epoch' if plan.epochs == 1 else 'epochs'}{made}")
     table.add_row("model", f"{count(plan.n_parameters)} parameters")
     work = f"{flops(plan.n_flops)}, {flops(plan.flops_per_token)} a token"
     table.add_row("work", f"{work} (a multiply-add is 2, the causal half not cut)")
     parts = sorted(plan.memory.items(), key=lambda part: -part[1])
     table.add_row("memory", f"{size(plan.n_bytes)}: {', '.join(f'{name} {size(n)}' for name, n in parts)}")
     pace = f"at {plan.share:.0%} of the {flops(plan.peak)}/s".replace("%", " %")
-    table.add_row("time", f"about {duration(plan.seconds)}, {pace} measured here for a matrix product")
+    left = " for the rest" if plan.n_made else ""
+    table.add_row("time", f"about {duration(plan.seconds)}{left}, {pace} measured here for a matrix product")
     for note in data_notes:
         table.add_row("note", Text(note.translate(CONTROLS)))
     return table

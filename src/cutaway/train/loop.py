@@ -53,7 +53,8 @@ class Loop:
         """From where the run stands to its end: "finished", "stopped" when asked to, or "early"."""
         config = self.config
         before, started = position.seconds, time.perf_counter()
-        while position.step < config.steps:
+        early = self.early(position)  # a run that had ended so, and is resumed
+        while position.step < config.steps and not early:
             begun = time.perf_counter()
             loss, norm, lr = self.step(position.step)
             position.step += 1
@@ -67,7 +68,7 @@ class Loop:
             evaluates = position.step % config.eval_every == 0 or last
             before_this = replace(position)
             better = evaluates and self.validate(position, watcher)
-            early = evaluates and bool(config.patience) and position.worse >= config.patience
+            early = self.early(position)
             stop = bool(self.ranks.sum(float(watcher.asked_to_stop()))[0])
             ends = last or stop or early
             if better or ends or position.step % config.save_every == 0:
@@ -76,9 +77,13 @@ class Loop:
                     position.best_step, position.best_loss = before_this.best_step, before_this.best_loss
             if config.sample_every and (position.step % config.sample_every == 0 or last):
                 watcher.sample(position.step)
-            if stop or early:
-                return "early" if early else "stopped"
-        return "finished"
+            if stop and not (early or last):
+                return "stopped"
+        return "early" if early else "finished"
+
+    def early(self, position: Position) -> bool:
+        """Whether evaluations have brought nothing better for as long as the run was to wait."""
+        return bool(self.config.patience) and position.worse >= self.config.patience
 
     def step(self, number: int) -> tuple[float, float, float]:
         """One step: the loss [nat/token] and the gradient's norm, both before it, and the rate it was made with.

@@ -25,13 +25,14 @@ class Plan:
 
     Memory is what tensors take. An allocator may keep more: glibc's, on the CPU, up to 1.4 times as much.
     `n_tokens` are the training tokens found, `epochs` how often the run reads them. `peak` [FLOP/s] is one process's
-    measured matrix peak, and `seconds` are foreseen at `share` of it.
+    measured matrix peak, and `seconds` are foreseen at `share` of it, for what `n_made` steps of before leave to do.
     """
 
     n_tokens: int
     n_val_tokens: int
     n_documents: int
     n_steps: int
+    n_made: int
     tokens_per_step: int
     epochs: float
     n_parameters: int
@@ -88,6 +89,7 @@ def make_plan(
     sharded: bool = False,
     accumulate: int = 1,
     share: float = SHARE,
+    n_made: int = 0,
 ) -> Plan:
     """Plan a run of `n_steps` steps of `batch_size` windows, over all processes and their `accumulate` parts.
 
@@ -111,6 +113,7 @@ def make_plan(
         n_val_tokens=n_val_tokens,
         n_documents=n_documents,
         n_steps=n_steps,
+        n_made=n_made,
         tokens_per_step=tokens_per_step,
         epochs=tokens_per_step * n_steps / n_tokens,
         n_parameters=parameters.total(config),
@@ -119,7 +122,7 @@ def make_plan(
         memory=needed,
         peak=peak,
         share=share,
-        seconds=n_flops / (peak * share * n_processes),
+        seconds=n_flops * (1 - n_made / n_steps) / (peak * share * n_processes),
     )
 
 

@@ -78,6 +78,8 @@ def train(
     given = (texts,) if isinstance(texts, str | Path) else tuple(texts)
     if resume and not (folder / "run.json").exists():
         raise TrainingError(f"{folder} holds no run to resume: give texts to start one")
+    if resume and given:
+        raise TrainingError(f"a resumed run reads the texts it has: leave out {', '.join(map(str, given))}")
     with joined(as_device(device)) as ranks, _alone(folder, ranks), _own_random_numbers(ranks):
         shown = display if display is not None and ranks.leads else Display()
         if resume:
@@ -114,14 +116,19 @@ def _go(
             "training without validation"
         )
         prepared = replace(prepared, val=None)
-    plan = foresee(config, settled, prepared, ranks)
+    path, position = _newest(folder, display)
+    if position.step > config.steps:
+        raise TrainingError(f"steps = {config.steps}: the run has made {position.step} already, give as many or more")
+    plan = foresee(config, settled, prepared, ranks, n_made=position.step)
     display.planned(plan, prepared.notes)
     plan.check(room(ranks))
 
     objective, module = _spread(settled, config, base, ranks)
     optimizers = build_optimizers(objective, config)
     tensors = {name.removeprefix("network."): p for name, p in _everything(objective, optimizers)}
-    position = _restore(folder, tensors, ranks, display)
+    if path is not None:
+        _restore(path, position, tensors, ranks, display)
+    position = replace(position, world=ranks.world, threads=torch.get_num_threads())
     if ranks.leads:
         content = {"config": config.to_dict(), "settled": settled.to_dict()}
         write_atomically(folder / "run.json", json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
@@ -172,25 +179,29 @@ def _spread(
     return objective, objective if settled.sharded else replicate(objective, ranks)
 
 
-def _restore(folder: Path, tensors: dict[str, Tensor], ranks: Ranks, display: Display) -> Position:
-    """Where the run stands, with its numbers as they were then; its beginning, if nothing was saved yet."""
-    here = Position(world=ranks.world, threads=torch.get_num_threads())
+def _newest(folder: Path, display: Display) -> tuple[Path | None, Position]:
+    """The checkpoint to go on from, and where the run stood then; its beginning, if nothing was saved yet."""
     if not state.steps(folder):
-        return here
+        return None, Position()
     path, position, damaged = state.newest(folder)
     for problem in damaged:
         display.note(f"damaged checkpoint, not used: {problem}")
+    return path, position
+
+
+def _restore(path: Path, position: Position, tensors: dict[str, Tensor], ranks: Ranks, display: Display) -> None:
+    """All numbers as they were in a checkpoint."""
     state.restore(path, tensors, ranks)
     if ranks.leads:
-        for newer in [found for found in state.steps(folder) if found > path]:
+        for newer in [found for found in state.steps(path.parent) if found > path]:
             state.set_aside(newer)  # damaged: it must not count as one of those that are kept
     display.note(f"resumed from {path}")
-    if (position.world, position.threads) != (here.world, here.threads):
+    n_threads = torch.get_num_threads()
+    if (position.world, position.threads) != (ranks.world, n_threads):
         display.note(
-            f"saved by {position.world} processes of {position.threads} threads, now {here.world} of {here.threads}: "
+            f"saved by {position.world} processes of {position.threads} threads, now {ranks.world} of {n_threads}: "
             "equal but for rounding"
         )
-    return replace(position, world=here.world, threads=here.threads)
 
 
 def _read_run(folder: Path, choices: dict[str, Any]) -> tuple[TrainConfig, Settled]:

@@ -170,8 +170,8 @@ def room(ranks: Ranks) -> int:
     return int(ranks.least(available_memory(ranks.device) // ranks.neighbours))
 
 
-def foresee(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ranks) -> Plan:
-    """What the run will cost."""
+def foresee(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ranks, n_made: int = 0) -> Plan:
+    """What the run will cost, after so many steps."""
     return make_plan(
         settled.network,
         n_tokens=len(prepared.train),
@@ -180,6 +180,7 @@ def foresee(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ra
         batch_size=config.batch_size,
         n_ctx=settled.n_ctx,
         n_steps=config.steps,
+        n_made=n_made,
         optimizer=config.optimizer,
         n_processes=ranks.world,
         sharded=settled.sharded,

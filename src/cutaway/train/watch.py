@@ -70,7 +70,8 @@ class Watcher:
             if self.stop_asked:
                 raise KeyboardInterrupt
             self.stop_asked = True
-            self.display.note("stopping after this step, and saving; once more to stop at once")
+            with contextlib.suppress(RuntimeError):  # the output was being written just when the signal came
+                self.display.note("stopping after this step, and saving; once more to stop at once")
 
         before = {}
         with contextlib.suppress(ValueError):  # signals belong to the main thread
