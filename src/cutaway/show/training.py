@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -88,8 +89,13 @@ class TrainingDisplay(Display):
         self._print(f"note: {text}", style="yellow")
 
     def _print(self, what: str | Table, style: str = "") -> None:
-        """Above the bar, where there is one; never with characters that a terminal would act on."""
-        if not self.quiet:
+        """Above the bar, where there is one; never with characters that a terminal would act on.
+
+        What cannot be written, because the file it goes to has no more room, is not worth the run.
+        """
+        if self.quiet:
+            return
+        with contextlib.suppress(OSError):
             self.console.print(Text(what.translate(CONTROLS), style) if isinstance(what, str) else what)
 
     def _show(self) -> None:
