@@ -198,14 +198,15 @@ def test_only_the_newest_and_the_best_checkpoints_stay(
 
 
 def test_patience_ends_a_run_early(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For good: resumed it makes no further step, until it is given more patience."""
     monkeypatch.setattr(Loop, "evaluate", lambda self, stream: 1.0)
     result = train(text, out=tmp_path / "run", **TINY, steps=50, eval_every=1, patience=3)
     assert (result.end, result.step, result.best_step) == ("early", 4, 1)
-
     again = train(out=tmp_path / "run", resume=True)
     assert (again.end, again.step) == ("early", 4)
     again = train(out=tmp_path / "run", resume=True, patience=5)
     assert (again.end, again.step) == ("early", 6)
+
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_what_is_no_number_stops_before_the_step(
@@ -296,9 +297,9 @@ def test_what_is_refused(text: Path, tmp_path: Path) -> None:
         train(text, out=tmp_path / "run", **TINY)
     with pytest.raises(TrainingError, match="seed: cannot change"):
         train(out=tmp_path / "run", resume=True, seed=5)
-    assert train(out=tmp_path / "run", resume=True, steps=2).step == 2
     with pytest.raises(TrainingError, match=r"reads the texts it has: leave out .*text\.txt"):
         train(text, out=tmp_path / "run", resume=True)
+    assert train(out=tmp_path / "run", resume=True, steps=2).step == 2
     with pytest.raises(ConfigError, match="does not divide"):
         train(text, out=tmp_path / "odd", **TINY | {"batch_size": 3, "accumulate": 2})
 
@@ -323,6 +324,27 @@ def test_a_run_from_a_model_killed_before_its_first_checkpoint_starts_from_that_
     again = Watching()
     train(out=tmp_path / "run", resume=True, display=again)
     assert again.losses == first.losses
+
+
+def test_what_a_model_says_of_sampling_outlives_its_training(text: Path, tmp_path: Path) -> None:
+    """Also when the run is stopped and resumed; ids that end a text only as long as the tokenizer is the same."""
+    base = train(text, out=tmp_path / "first", **TINY | {"tokenizer": "bytes"}, steps=1)
+    model = cutaway.load(base.folder)
+    model.report.generation["temperature"] = 0.6
+    model.end_ids |= {10}
+    model.save(tmp_path / "base")
+    options = {"from_model": str(tmp_path / "base"), "batch_size": 4, "compile": "off", "sample_every": 0}
+    train(text, out=tmp_path / "run", display=Watching(stop_at=1), **options, steps=3)
+    for resume in (False, True):
+        if resume:
+            train(out=tmp_path / "run", resume=True)
+        tuned = cutaway.load(max((tmp_path / "run").glob("step-*")))
+        assert tuned.report.generation["temperature"] == 0.6
+        assert tuned.end_ids == {10, 256}
+    train(text, out=tmp_path / "other", **options, steps=1, tokenizer="chars")
+    other = cutaway.load(tmp_path / "other")
+    assert other.report.generation["temperature"] == 0.6
+    assert other.end_ids == {other.tokenizer.bos_id}
 
 
 def test_a_damaged_checkpoint_does_not_count_as_kept(text: Path, tmp_path: Path) -> None:

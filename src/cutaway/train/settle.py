@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ PREPARING = ("tokenizer", "vocab_size", "val_fraction", "text_field", "lenient")
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """A run's decisions. `family` is what a model it started from was stored as."""
+    """A run's decisions. `family` is what a model it started from was stored as, `generation` its sampling defaults."""
 
     data: Path
     key: str  # of its tokens, a hash of all that they depend on
@@ -40,6 +40,7 @@ class Settled:
     bf16: bool
     sharded: bool
     compiled: bool
+    generation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -151,11 +152,20 @@ def settle(config: TrainConfig, prepared: Prepared, base: LanguageModel | None, 
         bf16=bf16,
         sharded=False,
         compiled=False,
+        generation={} if base is None else _generation(base, prepared),
     )
     spread = sharded(config, whole, prepared, ranks)
     long = ranks.least(foresee(config, spread, prepared, ranks).seconds) > LONG
     compiled = config.compile == "on" or (config.compile == "auto" and long and bool(ranks.least(_has_compiler())))
     return replace(spread, compiled=compiled)
+
+
+def _generation(base: LanguageModel, prepared: Prepared) -> dict[str, Any]:
+    """The base model's sampling defaults, and the ids that end its texts where the tokenizer is its own."""
+    theirs = None if isinstance(base.tokenizer, IdTokenizer) else base.tokenizer.backend_state()
+    own = theirs == prepared.tokenizer.backend_state()
+    kept = {name: value for name, value in base.report.generation.items() if own or not name.endswith("_token_id")}
+    return kept | ({"eos_token_id": sorted(base.end_ids)} if own else {})
 
 
 def sharded(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ranks) -> Settled:

@@ -57,7 +57,10 @@ class Watcher:
         self.tensors = tensors
         self.ranks = ranks
         self.display = display
-        self.report = LoadReport(family=settled.family, source=str(folder), stored="float32")
+        self.report = LoadReport(
+            family=settled.family, source=str(folder), stored="float32", generation=settled.generation
+        )
+        self.end_ids = tokenizer.eos_ids | frozenset(settled.generation.get("eos_token_id", ()))
         self.stop_asked = False
         self.loss: float | None = None
 
@@ -148,4 +151,4 @@ class Watcher:
         return write
 
     def _model(self, network: Transformer) -> LanguageModel:
-        return LanguageModel(network, self.tokenizer, self.report, self.tokenizer.eos_ids)
+        return LanguageModel(network, self.tokenizer, self.report, self.end_ids)
