@@ -55,6 +55,21 @@ def test_the_loss_is_the_one_taken_by_hand(tmp_path: Path) -> None:
     assert whole.bits_per_byte == pytest.approx(whole.loss / math.log(2))  # an id is a byte here
 
 
+def test_a_first_token_that_is_a_part_of_a_character_is_one_byte(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("é")
+    score = evaluate(model_of_bytes(n_ctx=16), tmp_path)
+    assert (score.n_tokens, score.n_bytes) == (1, 1)
+    assert score.bits_per_byte == pytest.approx(score.loss / math.log(2))
+
+
+def test_what_is_no_number_is_none_in_plain_data(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc")
+    model = model_of_bytes(n_ctx=16)
+    torch.nn.init.constant_(model.network.embed.weight, math.nan)
+    found = evaluate(model, tmp_path).to_dict()
+    assert (found["loss"], found["perplexity"], found["n_tokens"]) == (None, None, 2)
+
+
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     model = model_of_bytes(n_ctx=16)
     (tmp_path / "one.txt").write_text("a")

@@ -14,6 +14,7 @@ from cutaway.data.documents import Reader
 from cutaway.data.files import find_sources
 from cutaway.errors import ConfigError, DataError
 from cutaway.language_model import LanguageModel
+from cutaway.text.tokenizer import Tokenizer
 from cutaway.train.loss import IGNORE, Objective
 
 TOKENS_A_PASS = 4096
@@ -33,8 +34,8 @@ class Evaluation:
     stride: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data; a number that is not finite, which JSON does not have, becomes None."""
+        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 def evaluate(
@@ -75,7 +76,7 @@ def evaluate(
         has_begin = bool(tokens) and tokens[0] == model.tokenizer.bos_id
         n_documents += 1
         n_tokens += max(0, len(tokens) - 1)
-        n_bytes += len(text.encode()) - (0 if has_begin else len(model.decode(tokens[:1]).encode()))
+        n_bytes += len(text.encode()) - (0 if has_begin else _n_first_bytes(model, tokens))
         for batch in batches(tokens, n_ctx, stride):
             loss += _loss(objective, batch)
             progress(reader.n_bytes_read, n_all)
@@ -92,6 +93,17 @@ def evaluate(
         n_ctx=n_ctx,
         stride=stride,
     )
+
+
+def _n_first_bytes(model: LanguageModel, tokens: Sequence[int]) -> int:
+    """Bytes of text that the first token stands for.
+
+    A part of a character is decoded to U+FFFD, which is longer; and a token's own space may be none of the text.
+    """
+    n_decoded = len(model.decode(tokens[:1]).encode())
+    if not tokens or not isinstance(model.tokenizer, Tokenizer):
+        return n_decoded
+    return min(n_decoded, len(model.tokenizer.token_bytes(tokens[0])))
 
 
 Window = tuple[list[int], list[int]]  # tokens, and the target of each; IGNORE where another window scores it
