@@ -271,17 +271,18 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tokens.lock", "in", "tokens"]
 
 
-def test_a_text_that_changes_meanwhile_is_refused(tmp_path: Path):
+@pytest.mark.parametrize("later", ["abcd", "abd"])
+def test_a_text_that_changes_meanwhile_is_refused(tmp_path: Path, later: str):
+    """Else its tokens would be found again where the text is the one of before."""
     folder = written(tmp_path / "in", a="abc")
     of = preparing.Survey.of
 
-    def then_it_grows(*arguments: object) -> object:
-        survey = of(*arguments)  # type: ignore[arg-type]
-        written(folder, a="abcd")
-        return survey
+    def then_it_changes(*arguments: object) -> object:
+        written(folder, a=later)
+        return of(*arguments)  # type: ignore[arg-type]
 
     with (
-        patch.object(preparing.Survey, "of", side_effect=then_it_grows),
+        patch.object(preparing.Survey, "of", side_effect=then_it_changes),
         pytest.raises(DataError, match="the texts changed while they were read"),
     ):
         prepare(folder, tokenizer="bytes")

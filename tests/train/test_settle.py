@@ -87,3 +87,28 @@ def test_tokens_of_another_tokenizer_are_no_text_for_a_model(texts: Path, tmp_pa
     prepare(texts, tokenizer="chars", folder=tmp_path / "tokens")
     with pytest.raises(TrainingError, match="was made with another tokenizer than"):
         train(tmp_path / "tokens", out=tmp_path / "third", **more)
+
+
+def test_tokens_are_not_read_as_text(texts: Path, tmp_path: Path) -> None:
+    """Neither parts that are named one by one, nor tokens that lie among texts."""
+    for i in range(2):
+        prepare(texts, tokenizer="bytes", folder=tmp_path / "tokens", shard=(i, 2))
+    one, two = sorted((tmp_path / "tokens").glob("shard-*"))
+    for given in ([one, two], [tmp_path / "tokens" / "shard-*"], [texts, one], [tmp_path]):
+        with pytest.raises(DataError, match=r"tokens/shard-0-of-2 holds tokens, not text: name it alone"):
+            train(given, out=tmp_path / "run", **TINY)
+    assert train(one, out=tmp_path / "run", **TINY).step == 2
+
+
+def test_tokens_that_were_damaged_are_made_again(texts: Path, tmp_path: Path) -> None:
+    train(texts, out=tmp_path / "run", **TINY, tokenizer="bytes")
+    (file,) = (tmp_path / "cache" / "tokens").glob("*/train-*.bin")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    assert train(out=tmp_path / "run", resume=True, steps=3).step == 3
+    assert file.read_bytes() == content
+
+
+def test_a_run_is_a_model_to_take_the_tokenizer_of(texts: Path, tmp_path: Path) -> None:
+    run = train(texts, out=tmp_path / "run", **TINY, tokenizer="chars").folder
+    assert prepare(texts, tokenizer=run).tokenizer.backend_state() == load(run).tokenizer.backend_state()

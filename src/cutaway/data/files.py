@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cutaway.data.shards import META, is_prepared
 from cutaway.errors import DataError
 
 __all__ = ["Source", "extra", "find_sources", "reason"]
@@ -75,6 +76,10 @@ def find_sources(paths: str | Path | Sequence[str | Path]) -> tuple[list[Source]
     for given in [paths] if isinstance(paths, str | Path) else paths:
         n_text = 0
         for path, name, named in _files(Path(given).expanduser()):
+            if path.name == META and is_prepared(path.parent):
+                raise DataError(
+                    f"{path.parent} holds tokens, not text: name it alone to train on them, or the folder of all parts"
+                )
             if not named and (suffix := _suffixes(path)[0]) in BINARY:
                 binary[suffix] += 1
             else:

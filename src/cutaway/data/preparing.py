@@ -96,7 +96,7 @@ def prepare(
         raise DataError(f"shard {shard[0]} of {shard[1]}: parts are numbered from 0 to {max(0, shard[1] - 1)}")
     if vocab_size is not None and tokenizer != "bpe":
         raise DataError(f"vocab_size {vocab_size} is for bpe; other tokenizers have the size they have, leave it out")
-    if shard is not None and tokenizer in KINDS:
+    if shard is not None and tokenizer in KINDS and tokenizer != "bytes":
         raise DataError(f"a part of the texts cannot choose {tokenizer!r} for all: make a tokenizer first and give it")
     sources, notes = find_sources(paths)
     job = _Job(
@@ -124,7 +124,7 @@ def prepare(
 def _given(tokenizer: str | Path | Tokenizer) -> Tokenizer:
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
-    if not (path := Path(tokenizer).expanduser()).exists():
+    if not (path := Path(tokenizer).expanduser()).exists() or (path / "run.json").is_file():
         from cutaway.checkpoint.sources import resolve
 
         try:
@@ -187,7 +187,7 @@ def _make(job: _Job, target: Path, corpus: str, key: str, notes: list[str], prog
                 shard=job.shard or (0, 1),
                 advanced=(lambda n: progress(n, n_all)) if progress else (lambda n: None),
             )
-        if job.shard is None and train.n_bytes + val.n_bytes != survey.sample.n_bytes:
+        if job.keys() != (corpus, key):
             raise DataError("the texts changed while they were read: try again when they are at rest")
         tokenizer.save(part)
         meta = {

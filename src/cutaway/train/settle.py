@@ -99,9 +99,9 @@ def reread_texts(config: TrainConfig, settled: Settled, display: Display) -> Pre
         DataError: the texts cannot be read.
         TrainingError: they are other texts by now.
     """
-    if settled.data.exists():
+    try:
         prepared = open_prepared(settled.data)
-    else:
+    except DataError:  # gone or damaged
         base = load(config.from_model, device="cpu") if config.from_model else None
         prepared = read_texts(config, base, display)
     if prepared.key != settled.key:
