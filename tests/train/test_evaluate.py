@@ -73,8 +73,8 @@ def test_what_is_no_number_is_none_in_plain_data(tmp_path: Path) -> None:
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     model = model_of_bytes(n_ctx=16)
     (tmp_path / "one.txt").write_text("a")
-    with pytest.raises(DataError, match="nothing to score"):
-        evaluate(model, tmp_path / "one.txt")
+    with pytest.raises(DataError, match=r"^\S+one\.txt: nothing to score"):
+        evaluate(model, [tmp_path / "one.txt"])
     with pytest.raises(ConfigError, match="n_ctx = 17"):
         evaluate(model, tmp_path / "one.txt", n_ctx=17)
     with pytest.raises(ConfigError, match="stride = 9"):

@@ -81,7 +81,8 @@ def evaluate(
             loss += _loss(objective, batch)
             progress(reader.n_bytes_read, n_all)
     if not n_tokens:
-        raise DataError(f"{texts}: nothing to score, as no document has two tokens: give more text")
+        named = ", ".join(str(source.path) for source in sources[:3]) + " …" * (len(sources) > 3)
+        raise DataError(f"{named}: nothing to score, as no document has two tokens: give more text")
     mean = loss / n_tokens
     return Evaluation(
         loss=mean,
