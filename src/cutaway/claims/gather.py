@@ -84,7 +84,7 @@ def _drawings(lab: Lab, ids: list[int], attention: Tensor, feed_forward: Tensor)
             values=np.asarray(values.masked_fill(hidden, torch.nan)),
             row_axis="result at",
             column_axis="pushed",
-            says="pushing {column} moves the result at {row} by {value}",
+            says="pushing ‘{column}’ moves the result at ‘{row}’ by {value}",
             scale="size",
             unit="of its length",
         )

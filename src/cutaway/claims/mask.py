@@ -63,7 +63,7 @@ def _drawings(lab: Lab, ids: list[int], pattern: torch.Tensor) -> tuple[HeatMap,
             values=values.numpy(),
             row_axis="query",
             column_axis="key",
-            says="query {row} looks at key {column}: {value}",
+            says="query ‘{row}’ looks at key ‘{column}’: {value}",
         ),
         Lines(
             title="loss while training",
