@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cutaway.account import flops
 from cutaway.account.flops import Flops
 from cutaway.config import CausalMaskConfig, ModelConfig, WindowMaskConfig
+from cutaway.errors import ConfigError
 from cutaway.network import Transformer
 from cutaway.presets import PRESETS, classic, llama
 from support.configs import configs
@@ -37,6 +38,12 @@ def test_by_hand() -> None:
     )
     assert one.total == 3 * 384
     assert flops.per_token(SMALL, 3) == 384
+
+
+def test_a_pass_needs_tokens_and_keys() -> None:
+    for n_queries, n_keys in ((0, None), (1, 0)):
+        with pytest.raises(ConfigError, match="= 0: it must be a whole number from 1"):
+            flops.forward(SMALL, n_queries, n_keys)
 
 
 def test_n1_the_head_counts_tied_or_not_and_the_lookup_never() -> None:

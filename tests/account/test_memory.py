@@ -152,7 +152,7 @@ def test_peak_of_a_prompt(config: ModelConfig, n_tokens: int) -> None:
         assert foreseen == pytest.approx(live.peak, rel=0.1)
 
 
-@pytest.mark.parametrize("n_tokens", [32, 300])
+@pytest.mark.parametrize("n_tokens", [8, 32, 300])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_peak_of_a_training_step(config: ModelConfig, n_tokens: int) -> None:
     network = Transformer(config)

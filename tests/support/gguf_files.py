@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -14,6 +15,13 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from support.tiny import OURS
+
+# Ours, as the format can say them.
+WIDE = {"d_model": 64, "d_vocab": 300}  # rows that blocks of 32 tile
+GPT2 = replace(OURS["classic"], **WIDE, d_head=16, d_ff=256)
+LLAMA = replace(OURS["grouped"], **WIDE, d_ff=96, tied=False)
 
 ARCHITECTURES = {
     "gpt2": "gpt2",

@@ -77,15 +77,13 @@ def forward(
     Raises:
         ConfigError: a length below 1.
     """
-    keys = n_queries if n_keys is None else n_keys
+    keys = _given(n_keys, n_queries)
     check_count("tokens", n_queries)
     check_count("keys", keys)
-    if halved:
-        assert keys == n_queries, "the half of a square"
-        doubled = sum(_doubled_half(mask, keys) for mask in config.masks)
-    else:
-        doubled = 2 * sum(n_queries * reach(mask, keys) for mask in config.masks)
-    return _of(config, n_queries, n_queries if n_scored is None else n_scored, doubled)
+    assert not halved or keys == n_queries, "the half of a square"
+    pairs = _doubled_half if halved else _doubled_square
+    doubled = sum(pairs(mask, n_queries, keys) for mask in config.masks)
+    return _of(config, n_queries, _given(n_scored, n_queries), doubled)
 
 
 def step(config: ModelConfig, n_keys: int) -> Flops:
@@ -244,10 +242,19 @@ def _of(config: ModelConfig, n_tokens: int, n_scored: int, doubled_pairs: int) -
     )
 
 
-def _doubled_half(mask: MaskConfig, n: int) -> int:
+def _given(n: int | None, otherwise: int) -> int:
+    return otherwise if n is None else n
+
+
+def _doubled_square(mask: MaskConfig, n_queries: int, n_keys: int) -> int:
+    """Twice the pairs of every query with every key in its reach."""
+    return 2 * n_queries * reach(mask, n_keys)
+
+
+def _doubled_half(mask: MaskConfig, n_queries: int, n_keys: int) -> int:
     """Twice the pairs under the diagonal, which itself is cut in half, and within the window."""
-    w = reach(mask, n)
-    return 2 * n * w - w * w
+    w = reach(mask, n_keys)
+    return 2 * n_queries * w - w * w
 
 
 def _edge(mask: MaskConfig) -> int | None:

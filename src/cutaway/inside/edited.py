@@ -45,22 +45,22 @@ class Edited(Result):
 
     @property
     def heading(self) -> str:
-        return f"with {'; '.join(self.edits)}"
+        return f"What comes next with {'; '.join(self.edits)}"
 
     def figures(self) -> list[Figure]:
         rows = [(t.label, t.before, t.after, t.after - t.before) for t in self.tokens]
         layers = list(range(len(self.moved)))
         return [
-            Tokens(title="the text", labels=self.labels, ids=self.ids),
+            Tokens(title="The text", labels=self.labels, ids=self.ids),
             Table(
-                title="the next token without and with",
+                title="The next token, without and with",
                 columns=("token", ">without", ">with", ">change"),
                 rows=rows,
-                note=f"probabilities; the divergence of the edited from the plain ones is {self.kl:.4g} nats",
+                note=f"Probabilities; KL(with ‖ without) is {self.kl:.4g} nats.",
             ),
             Lines(
-                title="how far the residual stream is moved",
-                note="at the last position after each block: length of the change, over the plain length",
+                title="How far the residual stream is moved",
+                note="At the last position after each block: length of the change, over the plain length.",
                 series=[Series(name="moved", x=layers, y=self.moved)],
                 x="layer",
                 y="share",

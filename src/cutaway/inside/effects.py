@@ -24,7 +24,7 @@ How = Literal["zero", "mean", "patch"]
 Positions = Literal["all", "each"] | Sequence[int | Sequence[int]]
 
 VALUES: dict[What, str] = {"heads": "attn.z", "attn": "attn.out", "ff": "ff.out", "resid": "resid_pre"}
-CALLED: dict[What, str] = {"heads": "head", "attn": "attention", "ff": "feed-forward", "resid": "residual stream"}
+CALLED: dict[What, str] = {"heads": "head", "attn": "attention", "ff": "feed-forward", "resid": "stream into layer"}
 N_LARGEST = 10
 SAME = 1e-6  # a source whose number is no further from the prompt's has nothing to recover
 DONE: dict[How, str] = {
@@ -66,8 +66,8 @@ class Effects(Result):
 
     @property
     def heading(self) -> str:
-        part = f"every {CALLED[self.what]}"
-        return f"Effects: {self.metric}, with {part} {DONE[self.how]}, one at a time"
+        part = "the stream into each layer" if self.what == "resid" else f"each {CALLED[self.what]}"
+        return f"Effects on the {self.metric}: {part} {DONE[self.how]}, one at a time"
 
     @property
     def changes(self) -> Numbers:
@@ -115,13 +115,13 @@ class Effects(Result):
         layers = [str(layer) for layer in range(len(values))]
         heads = [str(head) for head in range(values.shape[1])]
         common: dict[str, Any] = {
-            "title": ("Change" if recovery is None else "Recovered") + f" of {self.metric}",
-            "note": f"Each {CALLED[self.what]} {DONE[self.how]}, alone.",
+            "title": ("Change of the " if recovery is None else "Share of the way to the source: ") + self.metric,
+            "note": f"Each {CALLED[self.what]} {DONE[self.how]}, alone." if self.what != "resid" else "Each alone.",
             "scale": "signed",
             "unit": self.unit if recovery is None else "of the way",
         }
         if self.what != "heads":
-            says = f"{CALLED[self.what]} of layer {{row}} at ‘{{column}}’ {tells}"
+            says = f"{CALLED[self.what]}{'' if self.what == 'resid' else ' of layer'} {{row}} at ‘{{column}}’ {tells}"
             axes: dict[str, Any] = {"row_axis": "layer", "column_axis": "position"}
             return HeatMap(rows=layers, columns=self.columns, values=values[:, 0], says=says, **axes, **common)
         if len(self.columns) == 1:

@@ -8,11 +8,18 @@ from collections.abc import Sequence
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.tokenizer import Tokenizer
 
-SEEN = {code: chr(0x2400 + code) for code in range(32)} | {0x20: "·", 0x09: "⇥", 0x0A: "↵", 0x0D: "␍", 0x7F: "␡"}
+SEEN = {code: chr(0x2400 + code) for code in range(32)} | {
+    0x20: "·",
+    0x09: "⇥",
+    0x0A: "↵",
+    0x0D: "␍",
+    0x7F: "␡",
+    0xA0: "⍽",
+}
 
 
 def labels(tokenizer: Tokenizer | IdTokenizer, ids: Sequence[int]) -> list[str]:
-    """Each token as it is seen: spaces as ·, line ends as ↵, and its number where there is no text.
+    """Each token as it is seen: spaces as ·, unbreakable ones as ⍽, line ends as ↵, its number where there is no text.
 
     The tokens that share a character are called by what they write together, such as 😸 1/3, 😸 2/3, 😸 3/3.
     """

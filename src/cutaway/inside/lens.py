@@ -80,10 +80,11 @@ class Lens(Result):
             ]
             for i, row in enumerate(self.rows)
         ]
-        said = ["after", "says", ">probability", f">rank of {target}", ">its probability", ">its logit"]
+        said = ["after", "says", ">p", f">rank of {target}", ">its p", ">its logit"]
         return Table(
             title=f"At {self.labels[at]} ({at}), {target} followed",
-            note="Rank 1 is the winner. Entropy, and the distance to what the model says in the end: KL(final ‖ row).",
+            note="p is a probability; rank 1 is the winner. Entropy is of the row; KL(final ‖ row) is its distance to "
+            "what the model says in the end.",
             columns=[*said, ">entropy [nats]", ">KL [nats]"],
             rows=rows,
         )
@@ -91,7 +92,8 @@ class Lens(Result):
     def figures(self) -> list[Figure]:
         target, here = self.words[self.targets[-1]], f"{self.labels[-1]} ({len(self.tokens) - 1})"
         layers = list(range(len(self.states)))
-        steps = "row of the map, 0 = embed"
+        halves = any(name.endswith("resid_mid") for name in self.states)
+        steps = "sub-layers passed" if halves else "layers passed"
 
         def lines(title: str, y: str, numbers: Mapping[str, Any], *, log_y: bool = False) -> Lines:
             series = [Series(name=name, x=layers, y=[float(v) for v in row[:, -1]]) for name, row in numbers.items()]
@@ -101,14 +103,20 @@ class Lens(Result):
         return [
             self._says(),
             *actual,
-            lines(f"The rank of {target} at {here}, row by row", "rank, 1 = winner", {target: self.rank}, log_y=True),
+            lines(
+                f"The rank of {target} at {here}, layer by layer", "rank, 1 = winner", {target: self.rank}, log_y=True
+            ),
             Bars(
                 title=f"What the model says after {here}",
                 labels=[self.words[int(i)] for i in self.top[-1, -1]],
                 values=[float(p) for p in self.top_probability[-1, -1]],
                 unit="probability",
             ),
-            lines(f"How sure, and how near the end, at {here}", "nats", {"entropy": self.entropy, "KL": self.kl}),
+            lines(
+                f"How sure each layer is, and how far from the end, at {here}",
+                "nats",
+                {"entropy": self.entropy, "KL": self.kl},
+            ),
             self.path(),
             Prose(title="How to read it", lines=NOTE),
         ]

@@ -95,7 +95,7 @@ class Look(Result):
         return Table(
             title=f"How the layers come to {winner}",
             note=f"What would be said if the model stopped after that layer.{left_out}",
-            columns=["after layer", "says", ">probability", f">rank of {winner}", f">probability of {winner}"],
+            columns=["after layer", "says", ">probability", f">rank of {winner}", ">its probability"],
             rows=rows,
         )
 
@@ -107,20 +107,22 @@ class Look(Result):
         pairs = zip([*heads, *pad][:n_rows], [*feed_forwards, *pad][:n_rows], strict=True)
         return Table(
             title=f"What did most for {winner}",
-            note=f"Added to its logit, which is {self.parts.value:.4g} in all.",
+            note=f"What each adds to its logit, straight, on the way to {self.parts.value:.4g} in all.",
             columns=["head", ">logit", "feed-forward", ">logit"],
             rows=[[*head, *feed_forward] for head, feed_forward in pairs],
         )
 
     def _questions(self, winner: str) -> list[str]:
         layer, head, _ = self.heads[0]
-        return [
-            f"--attention {layer}.{head}   where the head that did most for {winner} looks",
-            f"--edit 'zero blocks.{layer}.attn.z[head {head}]'   what comes without it",
-            "--lens   what every layer would say, at every position",
-            "--contributions   what every part adds",
-            "--html look.html   all of it in a file for the browser",
-        ]
+        asked = {
+            f"--attention {layer}.{head}": f"where the head that did most for {winner} looks",
+            f"--edit 'zero blocks.{layer}.attn.z[head {head}]'": "what comes without it",
+            "--lens": "what every layer would say, at every position",
+            "--contributions": "what every part adds",
+            "--html look.html": "this in a file for the browser",
+        }
+        width = max(map(len, asked))
+        return [f"{option:{width}}  {told}" for option, told in asked.items()]
 
 
 @torch.no_grad()

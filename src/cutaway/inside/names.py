@@ -8,6 +8,7 @@ config alone, before anything runs.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class Target:
         words = (f"{word} {', '.join(map(_written, spans))}" for word, spans in self.picks)
         return f"{self.name}[{', '.join(words)}]" if self.picks else self.name
 
-    @property
+    @functools.cached_property
     def place(self) -> int:
         """The axis along which the text runs: T, or S for keys and values."""
         return self.axes.index("T" if "T" in self.axes else "S")

@@ -159,14 +159,15 @@ class Senses(Result):
         )
 
     def _says(self) -> list[str]:
-        lowest = int(self._mean(self.across).argmin())
+        means = self._mean(self.across)
+        lowest, n_blocks = int(means.argmin()), len(means) - 1
+        least = f"least alike after block {lowest} of {n_blocks} ({means[lowest]:.3f}), and " * (lowest < n_blocks)
         lines = [
             f"Before the first block all are one row of the table: they differ by {self.static_difference:g}. "
-            f"Different senses are least alike after {lowest} of the blocks: {self._mean(self.across)[lowest]:.3f}; "
-            f"at the end {self.end:.3f}."
+            f"Different senses are {least}alike by {self.end:.3f} at the end."
         ]
         if self.within:
-            lines.append(f"At the end, the same sense is alike by {self._mean(self.within)[-1]:.3f}.")
+            lines.append(f"The same sense is alike by {self._mean(self.within)[-1]:.3f} at the end.")
         names = ", ".join(part.name for part in self.taken)
         if self.controls:
             lines.append(

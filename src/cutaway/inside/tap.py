@@ -73,11 +73,20 @@ class Row:
         )
         return [moved if i == axis else chosen for i, chosen in enumerate(index)]
 
-    def keep(self, target: Target, value: Tensor, *, lent: bool = False) -> None:
-        """Hold what is wanted of this text's value; a text that is read again from an earlier place takes over.
+    def has_all(self, target: Target, value: Tensor) -> bool:
+        """Whether all of a value is this text's and is wanted: the common case, made short."""
+        return not target.picks and not self.first and value.shape[0] == 1 and value.shape[target.place] == self.n_new
+
+    def keep(self, target: Target, value: Tensor, at: int = 0, *, lent: bool = False) -> None:
+        """Hold what is wanted of this text's value, row `at` of the batch; a text that is read again from an earlier place takes over.
 
         What is `lent` is a view of memory that is all held anyway, and is not copied.
         """
+        if self.has_all(target, value):
+            part = value.detach()
+            self.pieces[target] = [(tuple(map(range, value.shape)), part if lent else compact(part))]
+            return
+        value = self.view(target, value, at)
         index = self.index(target, value, new_only=True)
         if not all(map(len, index)):
             return
@@ -161,7 +170,7 @@ class TraceTap(Tap):
         lent = self.is_lent(name, value)
         for target in self.kept[name]:
             for at, row in enumerate(self.rows):
-                row.keep(target, row.view(target, value, at), lent=lent)
+                row.keep(target, value, at, lent=lent)
 
     def is_lent(self, name: str, value: Tensor) -> bool:
         """Whether a value lies in the product of x and W_Q, W_K and W_V, all three parts of which are kept whole.

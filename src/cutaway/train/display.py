@@ -9,7 +9,12 @@ from cutaway.train.plan import Plan
 
 
 class Display:
-    """Shows a run while it goes on; this one shows nothing."""
+    """Shows a run while it goes on; this one shows nothing.
+
+    `closed`: nobody reads any more, as behind `| head`; the run then ends as on Ctrl-C.
+    """
+
+    closed = False
 
     def reading(self, done: int, total: int) -> None:
         """So many bytes of text read."""

@@ -28,6 +28,7 @@ from cutaway.train.settle import Settled
 from cutaway.train.state import Position
 
 SAMPLE = 120  # tokens
+HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # where there are terminals to go away
 PAUSE = 10.0  # between two pictures of the curve [s], each of which takes up to half a second
 
 
@@ -66,19 +67,27 @@ class Watcher:
 
     @contextlib.contextmanager
     def open(self, first_step: int) -> Iterator[None]:
-        """While steps are made, Ctrl-C and SIGTERM ask for an end after the step that is going on; twice is at once."""
+        """While steps are made, a signal asks for an end after the step that is going on; a second one is at once.
+
+        The signals are Ctrl-C, SIGTERM, and SIGHUP of a terminal that goes away, which may well come twice.
+        """
         self.log = RunLog(self.folder, resume_step=first_step, note=self.display.note) if self.ranks.leads else None
 
         def ask(number: int, frame: Any) -> None:
             if self.stop_asked:
+                if number == HANGUP:
+                    return
                 raise KeyboardInterrupt
             self.stop_asked = True
             with contextlib.suppress(RuntimeError):  # the output was being written just when the signal came
                 self.display.note("stopping after this step, and saving; once more to stop at once")
 
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:  # nohup ignores it
+            numbers.append(HANGUP)
         before = {}
         with contextlib.suppress(ValueError):  # signals belong to the main thread
-            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, ask) for number in numbers}
         try:
             yield
         finally:
@@ -89,7 +98,7 @@ class Watcher:
                 self.log.close()
 
     def asked_to_stop(self) -> bool:
-        return self.stop_asked
+        return self.stop_asked or self.display.closed
 
     def stepped(self, record: dict[str, Any]) -> None:
         self.loss = record["loss"]

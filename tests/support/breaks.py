@@ -1,0 +1,99 @@
+"""Models broken on purpose, each in one way, so that a claim must fail on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cutaway.language_model import LanguageModel
+from cutaway.nn.attention import Attention
+from cutaway.nn.block import Block
+from cutaway.nn.kernel import Reference
+from cutaway.nn.mask import Mask
+from cutaway.nn.tap import Tap
+
+
+def blocks(model: LanguageModel) -> list[Block]:
+    return cast(list[Block], list(model.network.blocks))
+
+
+class WasteAPass(LanguageModel):
+    """A model whose loop reads the prompt once for nothing."""
+
+    def run(self, prompts: Any, /, **options: Any) -> Iterator[Any]:
+        with torch.no_grad():
+            self.network(torch.tensor([self.ids(prompts[0])]))
+        return super().run(prompts, **options)
+
+
+class LayersAsPasses(nn.Module):
+    """A block that runs twice in every pass."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any) -> Tensor:
+        first: Tensor = self.block(*args)
+        return cast(Tensor, self.block(first, *args[1:]))
+
+
+def embedding(model: LanguageModel, change: Callable[[Tensor, Tensor], Tensor]) -> LanguageModel:
+    """Its embedding gives `change(ids, rows)`."""
+    model.network.embed.register_forward_hook(lambda module, args, rows: change(args[0], rows))
+    return model
+
+
+def feed_forward(model: LanguageModel, change: Callable[[Tensor], Tensor]) -> LanguageModel:
+    """The feed-forward of layer 1 gives `change(result)`."""
+    blocks(model)[1].ff.register_forward_hook(lambda module, args, out: change(out))
+    return model
+
+
+def output_projection(model: LanguageModel, weight: Callable[[Tensor], Tensor], layer: int = 1) -> LanguageModel:
+    """W_O of a layer is `weight(W_O)`."""
+    parameter = blocks(model)[layer].attn.out.weight
+    parameter.data = weight(parameter.data)
+    return model
+
+
+def one_projection(model: LanguageModel) -> LanguageModel:
+    """Values are keys: one projection for both."""
+    attention = blocks(model)[0].attn
+    width = attention.n_kv_heads * attention.d_head
+
+    def share(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        kept = out[..., :-width]
+        return torch.cat((kept, kept[..., -width:]), dim=-1)
+
+    attention.qkv.register_forward_hook(share)
+    return model
+
+
+class ByLength(Reference):
+    """A kernel whose scores are the product of two lengths, whatever the direction."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, queries: slice, keys: slice, tap: Tap
+    ) -> Tensor:  # as the reference, stage by stage
+        def lengths(name: str, value: Tensor) -> Tensor:
+            if name != "attn.scores":
+                return tap(name, value)
+            n = q.shape[1] // k.shape[1]
+            return tap(name, q.norm(dim=-1, keepdim=True) @ k.repeat_interleave(n, dim=1).norm(dim=-1, keepdim=True).mT)
+
+        class Lengths:
+            wants = staticmethod(tap.wants)
+            __call__ = staticmethod(lengths)
+
+        return super().attend(q, k, v, mask, queries, keys, cast(Tap, Lengths()))
+
+
+def kernels(model: LanguageModel, kernel: Callable[[Attention], Any]) -> LanguageModel:
+    """Every layer has that kernel."""
+    for block in blocks(model):
+        block.attn.kernel = block.attn.reference = kernel(block.attn)
+    return model
