@@ -78,9 +78,9 @@ class Row:
         return not target.picks and not self.first and value.shape[0] == 1 and value.shape[target.place] == self.n_new
 
     def keep(self, target: Target, value: Tensor, at: int = 0, *, lent: bool = False) -> None:
-        """Hold what is wanted of this text's value, row `at` of the batch; a text that is read again from an earlier place takes over.
+        """Hold what is wanted of this text's value; a text that is read again from an earlier place takes over.
 
-        What is `lent` is a view of memory that is all held anyway, and is not copied.
+        `at` is its row of the batch. What is `lent` is a view of memory that is all held anyway, and is not copied.
         """
         if self.has_all(target, value):
             part = value.detach()

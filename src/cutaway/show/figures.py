@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,14 @@ def drawn(result: Result) -> Iterator[RenderableType]:
     for figure in result.figures():
         yield Text()
         yield drawing(figure)
+
+
+def as_text(shown: RenderableType, width: int = 80) -> str:
+    """What a terminal that wide would show, without colour."""
+    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False, highlight=False, color_system=None)
+    with console.capture() as captured:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def drawing(figure: Figure) -> RenderableType:

@@ -19,6 +19,7 @@ SEVERAL = "✱"
 PALETTE = ("#2f81c7", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#7f7f7f")
 APART = 8  # marks on one line, at most
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a braille character: [column][row]
+COUNTED = 1e9  # a whole number from here on is read by its size
 
 
 @dataclass(frozen=True)
@@ -208,5 +209,5 @@ def _ends(figure: Lines) -> Table:
 
 
 def _is_count(value: float) -> bool:
-    """A step, a layer or a rank is counted, not measured."""
-    return math.isfinite(value) and value == int(value)
+    """A step, a layer or a rank is counted, not measured; what nobody would count is shortened."""
+    return math.isfinite(value) and value == int(value) and abs(value) < COUNTED

@@ -53,7 +53,13 @@ def console(*, stderr: bool = False) -> Console:
 
     file = sys.stderr if stderr else sys.stdout
     width = None if file.isatty() else 1000
-    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    screen = Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    screen.on_broken_pipe = _nobody_reads  # type: ignore[method-assign]  # its own ends the process with code 1
+    return screen
+
+
+def _nobody_reads() -> None:
+    raise BrokenPipeError
 
 
 def print_models(entries: Sequence[ModelEntry]) -> None:

@@ -59,6 +59,8 @@ class TrainingDisplay(Display):
         self.n_steps = plan.n_steps
         self._print(plan_table(plan, notes))
         self._print("")
+        if self.closed:
+            raise BrokenPipeError  # nothing is made yet that could be saved
 
     def step(self, record: Mapping[str, Any]) -> None:
         """A step was made."""
@@ -93,10 +95,14 @@ class TrainingDisplay(Display):
 
         What cannot be written, because the file it goes to has no more room, is not worth the run.
         """
-        if self.quiet:
+        if self.quiet or self.closed:
             return
-        with contextlib.suppress(OSError):
+        try:
             self.console.print(Text(what.translate(CONTROLS), style) if isinstance(what, str) else what)
+        except BrokenPipeError:
+            self.closed = True
+        except OSError:
+            pass
 
     def _show(self) -> None:
         if self.lively and self._live is None:
@@ -107,7 +113,8 @@ class TrainingDisplay(Display):
         """The bar stays where the run ended; that of reading goes."""
         if self._live is not None:
             self._live.transient = self._first is None
-            self._live.stop()
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._live.stop()
             self._live = None
 
     def _view(self) -> RenderableType:
