@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -175,3 +177,32 @@ def test_tokens_that_were_made_anew_are_not_taken_for_the_old(text: Path, tmp_pa
     prepare(other, folder=tmp_path / "tokens", tokenizer="bytes")
     with pytest.raises(TrainingError, match="other texts by now"):
         train(out=tmp_path / "run", resume=True, steps=4)
+
+
+class HangingUp(Watching):
+    """Raises SIGHUP twice at step 2, as a shell and the system do when a terminal is closed."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        super().step(record)
+        if record["step"] == 2:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no terminals that hang up")
+def test_a_terminal_that_goes_away_saves_first(text: Path, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    result = train(text, out=tmp_path / "run", display=HangingUp(), **TINY, steps=4)
+    assert (result.end, result.step) == ("stopped", 2)
+    assert signal.getsignal(signal.SIGHUP) is before
+    assert train(out=tmp_path / "run", resume=True).end == "finished"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no terminals that hang up")
+def test_under_nohup_a_run_outlives_its_terminal(text: Path, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        result = train(text, out=tmp_path / "run", display=HangingUp(), **TINY, steps=4)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (result.end, result.step) == ("finished", 4)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from cutaway.train.config import TrainConfig
+from cutaway.train.muon import Muon
 
 BETAS = (0.9, 0.95)
 
@@ -42,7 +43,7 @@ def build_optimizers(network: nn.Module, config: TrainConfig) -> list[Optimizer]
                 [p for n, p in parameters.items() if n in hidden],
                 lr=config.top_rate,
                 weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
+                adjust_lr_fn="match_rms_adamw",  # what a sharded step is scaled by, as ours is
             )
         )
     return optimizers
