@@ -7,7 +7,7 @@ import sys
 
 from benchmarks import machine
 
-ALL = ("load", "decode", "prompt", "inside", "train")
+ALL = ("load", "decode", "prompt", "inside", "train", "serve")
 
 
 def main(names: list[str]) -> None:

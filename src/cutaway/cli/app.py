@@ -8,11 +8,13 @@ import typer
 
 from cutaway import __version__
 from cutaway.cli.chat import chat
+from cutaway.cli.claims import claims
 from cutaway.cli.convert import convert
 from cutaway.cli.cost import cost
 from cutaway.cli.eval import evaluate
 from cutaway.cli.look import look
 from cutaway.cli.models import models
+from cutaway.cli.quiz import quiz
 from cutaway.cli.run import run
 from cutaway.cli.serve import serve
 from cutaway.cli.train import train
@@ -45,5 +47,5 @@ def _cutaway(
 ) -> None: ...
 
 
-for verb in (run, chat, look, train, evaluate, cost, serve, models, verify, convert):
+for verb in (run, chat, look, train, evaluate, cost, claims, quiz, serve, models, verify, convert):
     app.command(None if verb is not evaluate else "eval")(verb)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import webbrowser
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +29,13 @@ def serve(
     cache_gib: Annotated[
         float, typer.Option(metavar="GIB", min=0.001, help="Memory for the keys and values of all texts.")
     ] = 2.0,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NAME", help="Another model that the page compares with; may be repeated."),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A training run that the page shows, also while it runs.")
+    ] = None,
     dtype: Dtype = None,
     device: Device = None,
     debug: Debug = False,
@@ -43,10 +51,14 @@ def serve(
     from cutaway.serve.limits import GIB, Limits
     from cutaway.serve.server import listen, served_name
     from cutaway.serve.server import serve as run_server
+    from cutaway.serve.views import Exhibits
 
     listening = listen(host, port)  # before the model is loaded: an address that cannot be had is told at once
     name = model_name(model)
     loaded = open_model(name, dtype, device)
+    if run is not None and not run.is_dir():
+        raise ServeError(f"run = {run}: no such folder; give the one that cutaway train writes to")
+    exhibits = Exhibits(others={served_name(one): open_model(one, dtype, device) for one in beside or ()}, run=run)
     screen = Screen()
 
     def started(address: str) -> None:
@@ -55,4 +67,4 @@ def serve(
             webbrowser.open(address)
 
     limits = Limits(cache_bytes=int(cache_gib * GIB))
-    run_server(loaded, served_name(name), listening, host=host, limits=limits, started=started)
+    run_server(loaded, served_name(name), listening, host=host, limits=limits, exhibits=exhibits, started=started)

@@ -133,7 +133,7 @@ class Batch(Rereading):
         if self.stale():
             self.cache = self._new_cache()
             self.step = Step(self.network, self.cache)
-        new = [g.tokens[n:] for n, g in zip(self.cache.lengths, self.generations, strict=True)]
+        new = self.unread
         needed = max(n + len(tokens) for n, tokens in zip(self.cache.lengths, new, strict=True))
         if needed > self.cache.n_slots:
             self._resize(self.cache.n_rows, min(max(needed, 2 * self.cache.n_slots), self.wanted))
@@ -180,15 +180,20 @@ class Batch(Rereading):
         self.step = Step(self.network, self.cache)
 
     @property
+    def unread(self) -> list[list[int]]:
+        """What the next pass reads of each text."""
+        return [g.tokens[n:] for n, g in zip(self.cache.lengths, self.generations, strict=True)]
+
+    @property
     def wanted(self) -> int:
         """Slots that the longest text will have filled at its end."""
         return max((slots_for(g.request, self.network.config.n_ctx) for g in self.generations), default=0)
 
-    def n_bytes_with(self, request: Request) -> int:
-        """What the cache may grow to once this text has joined [B]."""
-        n_rows = max(rows_for(len(self.generations) + 1), self.cache.n_rows)
-        n_slots = max(self.wanted, self.cache.n_slots, slots_for(request, self.network.config.n_ctx))
-        return n_rows * n_slots * bytes_per_token(self.network)
+    def n_bytes_with(self, requests: Sequence[Request]) -> int:
+        """What the cache may grow to once these texts have joined [B]."""
+        n_rows = max(rows_for(len(self.generations) + len(requests)), self.cache.n_rows)
+        longest = max((slots_for(request, self.network.config.n_ctx) for request in requests), default=0)
+        return n_rows * max(self.wanted, self.cache.n_slots, longest) * bytes_per_token(self.network)
 
     def _resize(self, n_rows: int, n_slots: int) -> None:
         self.cache.resize(n_rows, n_slots)

@@ -10,14 +10,17 @@ token depends on the row, the settings and the seed: not on the batch, the devic
 
 from __future__ import annotations
 
+import contextlib
 import math
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -36,6 +39,7 @@ __all__ = [
     "keep_top_p",
     "new_generator",
     "penalise",
+    "plain",
     "rank_logprobs",
     "removed_by_filters",
     "sample_steps",
@@ -69,10 +73,22 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         _require("temperature", self.temperature, Real, 0, LARGEST, "0 (greedy) or a finite number above")
-        _require("top_k", self.top_k or 0, int, 0, LARGEST, "a whole number from 0 (off)")
+        _require("top_k", 0 if self.top_k is None else self.top_k, int, 0, LARGEST, "a whole number from 0 (off)")
         _require("top_p", 1 if self.top_p is None else self.top_p, Real, SMALLEST, 1, "above 0 up to 1 (off)")
-        _require("min_p", self.min_p or 0, Real, 0, 1, "0 (off) up to 1")
+        _require("min_p", 0 if self.min_p is None else self.min_p, Real, 0, 1, "0 (off) up to 1")
         _require("repetition_penalty", self.repetition_penalty, Real, SMALLEST, LARGEST, "finite, above 0")
+
+
+def plain(value: Any) -> Any:
+    """A number or truth value of another library's type as Python's own; anything else as it is."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return operator.index(value)
+    if isinstance(value, Real):
+        with contextlib.suppress(OverflowError):  # of a fraction that no float holds
+            return float(value)
+    return value
 
 
 def _require(field: str, value: Any, kind: type, low: float | int, high: float | int, allowed: str) -> None:

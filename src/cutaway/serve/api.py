@@ -12,14 +12,21 @@ from fastapi.responses import JSONResponse
 from cutaway.errors import ServeError
 from cutaway.generate.decoding import Generation
 from cutaway.serve.answers import ChatShape, CompletionShape, Draft, Json, Scored, Shape, scored, usage_of
-from cutaway.serve.reply import JsonRoute
+from cutaway.serve.reply import ERRORS, JsonRoute
 from cutaway.serve.requests import ChatBody, CompletionBody, Sampled, prompts_of
 from cutaway.serve.service import Served, Service, prompt_logprobs
 from cutaway.serve.stream import Event, EventStream, Texts, unless_left
 
 CLIENT_LEFT = 499  # nobody sees it
 
-router = APIRouter(prefix="/v1", route_class=JsonRoute)
+EITHER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The texts, whole, or with `stream` as server-sent events.",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    }
+}
+
+router = APIRouter(prefix="/v1", route_class=JsonRoute, responses=ERRORS)
 
 
 @router.get("/models")
@@ -39,7 +46,7 @@ def _model(service: Service) -> Json:
     return {"id": service.name, "object": "model", "created": service.created, "owned_by": "cutaway"}
 
 
-@router.post("/completions", response_model=None)
+@router.post("/completions", response_model=None, responses=EITHER)
 async def completions(body: CompletionBody, request: Request, service: Served) -> Response:
     """Continue one text or several."""
     service.check_model(body.model)
@@ -51,7 +58,7 @@ async def completions(body: CompletionBody, request: Request, service: Served) -
     return await answer(service, request, body, shape, prompts, body.n_new, body.n_logprobs, echoes)
 
 
-@router.post("/chat/completions", response_model=None)
+@router.post("/chat/completions", response_model=None, responses=EITHER)
 async def chat_completions(body: ChatBody, request: Request, service: Served) -> Response:
     """The next turn of a conversation."""
     service.check_model(body.model)

@@ -14,14 +14,14 @@ from starlette.types import ASGIApp
 
 from cutaway import __version__
 from cutaway.language_model import LanguageModel
-from cutaway.serve import api, inside, status
+from cutaway.serve import api, inside, status, views
 from cutaway.serve.guard import Guard
 from cutaway.serve.limits import Limits
 from cutaway.serve.reply import tell_errors
 from cutaway.serve.service import Service
 
 PAGE = Path(__file__).parent / "page"  # what a browser loads: served below /assets/, index.html at /
-ROUTERS = (api.router, inside.router, status.router)  # the page's own endpoints belong here, below /page/
+ROUTERS = (api.router, inside.router, status.router, views.router, views.drawing)
 QUIET: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}  # nothing calls home
 
 
@@ -43,8 +43,8 @@ def guarded(app: FastAPI, *, host: str, key: str | None) -> Guard:
     return Guard(app, host=host, key=key, limits=service.limits, metrics=service.metrics)
 
 
-def build_inner(service: Service) -> FastAPI:
-    """The app without its guard."""
+def build_inner(service: Service, exhibits: views.Exhibits | None = None) -> FastAPI:
+    """The app without its guard; `exhibits` are what its page shows beside the model."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -63,6 +63,7 @@ def build_inner(service: Service) -> FastAPI:
         telemetry=QUIET,
     )
     app.state.service = service
+    app.state.exhibits = exhibits or views.Exhibits()
     tell_errors(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -10,11 +10,11 @@ from cutaway.inside.labels import labels
 from cutaway.inside.lens import lens
 from cutaway.inside.names import fitting, sizes
 from cutaway.inside.trace import predict_bytes, trace
-from cutaway.serve.reply import JsonRoute, large
+from cutaway.serve.reply import ERRORS, JsonRoute, large
 from cutaway.serve.requests import LensBody, TraceBody, names_of, prompt_of
 from cutaway.serve.service import Served
 
-router = APIRouter(prefix="/v1", route_class=JsonRoute)
+router = APIRouter(prefix="/v1", route_class=JsonRoute, responses=ERRORS)
 
 
 @router.post("/trace", response_model=None)

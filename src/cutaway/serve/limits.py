@@ -16,8 +16,8 @@ class Limits:
         n_waiting: texts that wait for their turn; past it a request is told to come back.
         n_looks: looks inside that wait for their turn.
         cache_bytes: keys and values of all texts, running, being read and remembered [B].
-        piece: prompt tokens read between two tokens of the running texts, so that these do not stall.
-        long_piece: the same while nothing runs: still short enough to notice that a client has left.
+        stall_seconds: for so long running texts may wait while a piece of a new prompt is read [s].
+        piece, long_piece: prompt tokens in such a piece, at least and at most: how many fit that time is found out.
         body_bytes: of a request [B].
         body_seconds: until a request's body has come [s].
         stop_seconds: running texts have this long to end once the server is to stop [s].
@@ -28,7 +28,8 @@ class Limits:
     n_waiting: int = 64
     n_looks: int = 8
     cache_bytes: int = 2 * GIB
-    piece: int = 64
+    stall_seconds: float = 0.1
+    piece: int = 32
     long_piece: int = 512
     body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0

@@ -39,21 +39,28 @@ class Prefixes:
         """What is held [B]."""
         return sum(entry.cache.n_bytes for entry in self._entries)
 
+    def n_known(self, tokens: Sequence[int]) -> int:
+        """How many tokens of this text need not be read."""
+        return self._longest(tokens)[0]
+
     def start(self, tokens: Sequence[int]) -> Cache | None:
         """A cache of the longest known beginning of a text, its last token left to read; None if nothing is known."""
-        wanted = np.array(tokens[:-1], dtype=np.int64)
-        lengths = [common(entry.tokens, wanted) for entry in self._entries]
-        fitting = [
-            (n, i)
-            for i, (n, entry) in enumerate(zip(lengths, self._entries, strict=True))
-            if n and not self.network.rotation_changes(len(entry.tokens), len(tokens))
-        ]
-        if not fitting:
+        n, i = self._longest(tokens)
+        if not n:
             return None
-        n, i = max(fitting)
         entry = self._entries.pop(i)
         self._entries.append(entry)
         return entry.cache.copy(0, n)
+
+    def _longest(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """How much is known, and by which entry."""
+        wanted = np.array(tokens[:-1], dtype=np.int64)
+        fitting = (
+            (common(entry.tokens, wanted), i)
+            for i, entry in enumerate(self._entries)
+            if not self.network.rotation_changes(len(entry.tokens), len(tokens))
+        )
+        return max(fitting, default=(0, 0))
 
     def add(self, tokens: Sequence[int], cache: Cache, row: int) -> None:
         """Remember one text as far as it has been read. It takes the place of what it begins with."""

@@ -30,6 +30,24 @@ from cutaway.serve.scheduler import PassError
 RETRY_AFTER = "1"  # [s]
 CLIENTS = (ServeError, GenerationError, InsideError, TokenizerError)  # what a request can be wrong about
 SURROGATE = re.compile("[\ud800-\udfff]")
+TOLD = {"application/json": {"schema": {
+    "type": "object",
+    "properties": {"error": {
+        "type": "object",
+        "properties": {
+            "message": {"type": "string"},
+            "type": {"type": "string"},
+            "param": {"type": ["string", "null"]},
+            "code": {"type": ["string", "null"]},
+        },
+        "required": ["message", "type", "param", "code"],
+    }},
+    "required": ["error"],
+}}}  # fmt: skip
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request cannot be served.", "content": TOLD},
+    "5XX": {"description": "The server cannot serve it now.", "content": TOLD},
+}
 
 log = logging.getLogger("cutaway.serve")
 
@@ -134,7 +152,7 @@ def error_of(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, ContextError):
         return 400, error_body(message, "invalid_request_error", "prompt", "context_length_exceeded")
     if isinstance(error, CLIENTS) and not isinstance(error, NumericsError | PassError):
-        found = re.match(r"(\w+)(?:\[[^]]*\])? (?:=|is no field)", message)
+        found = re.match(r"(\w+)(?:\[[^]]*\])? (?:=|has|holds)", message)
         return 400, error_body(message, "invalid_request_error", found[1] if found else None)
     return 500, error_body(message or type(error).__name__, "server_error")
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from cutaway.errors import BusyError, CutawayError, ServeError
@@ -25,9 +26,10 @@ from cutaway.generate.stopping import FinishReason
 from cutaway.network import Transformer
 from cutaway.serve.limits import Limits
 from cutaway.serve.metrics import Metrics
-from cutaway.serve.prefixes import Prefixes
+from cutaway.serve.prefixes import Prefixes, common
 
 R = TypeVar("R")
+SHARED = 16  # tokens that two texts begin with alike from which the second waits until the first has read them
 STOPPING = "the server is stopping: send the request to another one, or again later"
 
 log = logging.getLogger("cutaway.serve")
@@ -76,6 +78,7 @@ class Scheduler:
         self._ends = False
         self._running = Batch(network)
         self._reading: Batch | None = None
+        self._piece = limits.piece
         self._tickets: dict[Generation, Ticket] = {}
         self._prefixes = Prefixes(network, limits.prefix_bytes)
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -206,7 +209,7 @@ class Scheduler:
         for generation in gone:
             self._forget(generation)
             self.metrics.cancelled += 1
-        if gone and self._reading is not None and self._reading.generations[0] in gone:
+        if self._reading is not None and self._reading.generations[0] in gone:  # several are read within one turn
             self._reading = None
         self._leave(gone)
 
@@ -225,45 +228,83 @@ class Scheduler:
             future.set_exception(error)
 
     def _read(self) -> None:
-        """A piece of the prompt that is being read, or of the next one there is room for."""
-        if self._reading is None and (ticket := self._next()) is not None:
-            self._reading = self._begin(ticket)
-        if (batch := self._reading) is None:
+        """A piece of the prompt that is being read, or the next prompts, as many short ones as make up a piece."""
+        n_most = self._piece if self._running.generations else self.limits.long_piece
+        batch = self._reading = self._reading or self._begin(n_most)
+        if batch is None:
             return
-        running = bool(self._running.generations)
-        if not batch.read(self.limits.piece if running else self.limits.long_piece):
+        before, several = time.monotonic(), len(batch.generations) > 1
+        if not several and not batch.read(n_most):
+            self._fit_piece(n_most, time.monotonic() - before)
             return
-        (generation,) = batch.generations
-        (row,) = batch.scores()
+        n_read = len(batch.generations) * max(map(len, batch.unread))
+        scores = batch.scores()
+        if several:
+            self._fit_piece(n_read, time.monotonic() - before)
         self._reading = None
-        self._prefixes.add(generation.tokens, batch.cache, 0)
-        self._take(generation, row)
-        if generation in self._tickets:
+        for i, (generation, row) in enumerate(zip(batch.generations, scores, strict=True)):
+            self._prefixes.add(generation.tokens, batch.cache, i)
+            self._take(generation, row)
+        rows = [i for i, generation in enumerate(batch.generations) if generation in self._tickets]
+        if rows:
+            batch.keep(rows)
             self._running.join(batch)
 
-    def _next(self) -> Ticket | None:
-        """The text that has waited longest, if there is room for it."""
+    def _begin(self, n_most: int) -> Batch | None:
+        """The texts that have waited longest: one, or several with few tokens to read, padded at most `n_most`."""
+        batch: Batch | None = None
+        while ticket := self._next(batch, n_most):
+            generation = ticket.generation
+            known = self._prefixes.start(generation.tokens)
+            if known is not None:
+                if not generation.choices:
+                    ticket.n_known = known.lengths[0]
+                    self.metrics.known_tokens += ticket.n_known
+                known.resize(1, len(generation.tokens))
+            one = Batch(self.network, [generation], known)
+            if batch is None:
+                batch = one
+            else:
+                batch.join(one)
+        return batch
+
+    def _next(self, batch: Batch | None, n_most: int) -> Ticket | None:
+        """The text that has waited longest, if there is room for it, also among those about to be read."""
         with self._changed:
-            if not self._waiting or len(self._running.generations) >= self.limits.n_running:
+            if not self._waiting or len(self._tickets) >= self.limits.n_running:
                 return None
-            request = self._waiting[0].generation.request
-            own = slots_for(request, self.network.config.n_ctx) * bytes_per_token(self.network)
-            if self._running.generations and self._running.n_bytes_with(request) + own > self.limits.text_bytes:
+            generation = self._waiting[0].generation
+            if not (self._has_room(generation, batch) and self._reads_with(generation, batch, n_most)):
                 return None
             ticket = self._waiting.popleft()
-            self._tickets[ticket.generation] = ticket
+            self._tickets[generation] = ticket
         return ticket
 
-    def _begin(self, ticket: Ticket) -> Batch:
-        generation = ticket.generation
-        known = self._prefixes.start(generation.tokens)
-        if known is not None:
-            n_known = known.lengths[0]
-            known.resize(1, len(generation.tokens))
-            if not generation.choices:
-                ticket.n_known = n_known
-                self.metrics.known_tokens += n_known
-        return Batch(self.network, [generation], known)
+    def _has_room(self, generation: Generation, batch: Batch | None) -> bool:
+        if not self._tickets:
+            return True  # alone it fits: `submit` has checked
+        others = [] if batch is None else [g.request for g in batch.generations]
+        reading = (batch or Batch(self.network)).n_bytes_with([generation.request])
+        return self._running.n_bytes_with([*others, generation.request]) + reading <= self.limits.text_bytes
+
+    def _reads_with(self, generation: Generation, batch: Batch | None, n_most: int) -> bool:
+        """Whether it may be read in one pass with these: short, and not what is about to be known anyway."""
+        if batch is None:
+            return True
+        n_known = self._prefixes.n_known(generation.tokens)
+        tokens = np.array(generation.tokens)
+        if any(common(np.array(g.tokens), tokens) > n_known + SHARED for g in batch.generations):
+            return False
+        widest = max(*map(len, batch.unread), len(tokens) - n_known)
+        return widest * (len(batch.generations) + 1) <= n_most
+
+    def _fit_piece(self, n_read: int, seconds: float) -> None:
+        """Halve or double the piece towards what running texts may wait for."""
+        limits = self.limits
+        if n_read >= self._piece and seconds < limits.stall_seconds / 2:
+            self._piece = min(2 * self._piece, limits.long_piece)
+        elif n_read <= self._piece and seconds > limits.stall_seconds:
+            self._piece = max(self._piece // 2, limits.piece)
 
     def _step(self) -> None:
         """One token for every running text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import signal
@@ -18,6 +19,7 @@ from cutaway.language_model import LanguageModel
 from cutaway.serve.app import build_inner, guarded
 from cutaway.serve.limits import Limits
 from cutaway.serve.service import Service
+from cutaway.serve.views import Exhibits
 
 PORT = 8000
 N_PORTS = 20  # tried where none was asked for
@@ -54,6 +56,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     limits: Limits | None = None,
+    exhibits: Exhibits | None = None,
     started: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C.
@@ -61,11 +64,12 @@ def serve(
     Args:
         name: what clients call it.
         listening: from `listen` with the same host; closed at the end.
+        exhibits: what the page shows beside the model.
         started: is called with the address once it answers.
     """
     service = Service(model=model, name=name, limits=limits or Limits())
     config = uvicorn.Config(
-        guarded(build_inner(service), host=host, key=api_key()),
+        guarded(build_inner(service, exhibits), host=host, key=api_key()),
         http="h11",
         ws="none",
         log_level="warning",
@@ -123,6 +127,8 @@ def listen(host: str, port: int | None) -> socket.socket:
             listening.listen(128)  # from here on nobody else can take it
         except (OSError, OverflowError) as error:
             listening.close()
+            if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+                raise ServeError(f"host = {host}: {_reason(error)}; use an address of this machine") from error
             reason = _reason(error)
         else:
             return listening

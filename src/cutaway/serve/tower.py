@@ -16,6 +16,7 @@ from cutaway.account import flops, parameters
 from cutaway.account.units import amount
 from cutaway.config import ModelConfig, NoPositionConfig, RotaryConfig
 from cutaway.figures import Cell, Figure, HeatMaps, Lines, Numbers, Result, Series, Table, Tokens, plain
+from cutaway.inside.attention import hidden
 from cutaway.inside.heads import (
     KINDS,
     duplicate_keys,
@@ -120,9 +121,10 @@ class Tower(Result):
 class Small(Tap):
     """Makes a small picture and the scores of every pattern as it passes by, and holds none."""
 
-    def __init__(self, tokens: list[int]) -> None:
+    def __init__(self, config: ModelConfig, tokens: list[int]) -> None:
+        self.config = config
+        self.n_tokens = len(tokens)
         self.pairs = {name: keys(tokens) for name, keys in PAIRS.items()}
-        self.hidden = torch.ones(len(tokens), len(tokens), dtype=torch.bool).triu(1)
         self.pictures: list[Numbers] = []
         self.kinds: dict[str, list[Numbers]] = {name: [] for name in KINDS}
         self.stream: list[float] = []
@@ -141,8 +143,8 @@ class Small(Tap):
         scores = {name: share_on(pattern, keys) for name, keys in self.pairs.items()} | {"entropy": entropy(pattern)}
         for name, score in scores.items():
             self.kinds[name].append(score.numpy())
-        hidden = self.hidden & (pattern == 0).all(0)  # without a mask, later keys are seen as well
-        self.pictures.append(pooled(pattern.masked_fill(hidden, torch.nan).numpy(), "share"))
+        unseen = torch.from_numpy(hidden(self.config, len(self.pictures), self.n_tokens))
+        self.pictures.append(pooled(pattern.masked_fill(unseen, torch.nan).numpy(), "share"))
 
 
 @torch.inference_mode()
@@ -153,7 +155,7 @@ def tower(model: LanguageModel, ids: list[int]) -> Tower:
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
     ids = model.ids(ids)
-    small = Small(ids)
+    small = Small(model.config, ids)
     model.network.residual(torch.tensor([ids], device=model.device), tap=small)
     return Tower(
         tokens=tuple(ids),

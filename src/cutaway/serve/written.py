@@ -29,10 +29,11 @@ class Explained(Generation):
         piece = super().take(logits)
         best = rows[0][1].topk(min(N_SHOWN, len(logits))).indices.tolist()
         self.shown = best if piece.choice.token in best else [*best[:-1], piece.choice.token]
-        greedy = request.sampling.temperature == 0
-        end = torch.zeros_like(rows[-1][1]).index_fill_(0, rows[-1][1].argmax(), 1) if greedy else _shares(rows[-1][1])
-        at = next((row for name, row in reversed(rows) if name == "temperature"), rows[-1][1])
-        self.model, self.heated, self.final = ([float(row[i]) for i in self.shown] for row in (_shares(rows[0][1]), _shares(at), end))
+        heated = next((row for name, row in rows if name == "temperature"), rows[-1][1])
+        if request.sampling.temperature == 0:  # all of it goes to the highest
+            rows.append(("greedy", torch.full_like(heated, -math.inf).index_fill_(0, heated.argmax(), 0)))
+        chances = [row.double().softmax(0) for row in (rows[0][1], heated, rows[-1][1])]
+        self.shares = [tuple(float(row[i]) for row in chances) for i in self.shown]
         self.taken = [next((n for n, row in rows if n in FILTERS and row[i] == -math.inf), None) for i in self.shown]
         return piece
 
@@ -112,9 +113,7 @@ def explained(model: LanguageModel, ids: list[int], options: dict[str, Any]) -> 
 def next_of(model: LanguageModel, generation: Explained) -> Next:
     """What came of it."""
     ids, (choice,) = list(generation.request.prompt), generation.choices
-    numbers = zip(
-        generation.shown, generation.model, generation.heated, generation.final, generation.taken, strict=True
-    )
+    numbers = zip(generation.shown, generation.shares, generation.taken, strict=True)
     return Next(
         tokens=tuple(ids),
         labels=tuple(labels(model.tokenizer, ids)),
@@ -130,7 +129,7 @@ def next_of(model: LanguageModel, generation: Explained) -> Next:
                 removed_by=taken,
                 ends=i in model.end_ids,
             )
-            for i, before, heated, final, taken in numbers
+            for i, (before, heated, final), taken in numbers
         ),
         removed=choice.removed,
         picked=choice.token,
@@ -141,7 +140,3 @@ def bytes_of(model: LanguageModel, ids: list[int]) -> list[str]:
     """What each token writes, in hexadecimal; nothing where there is no tokenizer."""
     tokenizer = model.tokenizer
     return ["" if isinstance(tokenizer, IdTokenizer) else tokenizer.token_bytes(i).hex(" ") for i in ids]
-
-
-def _shares(row: Tensor) -> Tensor:
-    return row.double().softmax(0)
