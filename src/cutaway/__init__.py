@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cutaway.errors import (
+    BusyError,
     CheckpointError,
     ConfigError,
     ContextError,
@@ -20,6 +21,7 @@ from cutaway.errors import (
     GenerationError,
     InsideError,
     NumericsError,
+    ServeError,
     SourceError,
     TemplateError,
     TokenizerError,
@@ -29,6 +31,7 @@ from cutaway.errors import (
 
 if TYPE_CHECKING:
     from cutaway.account.cost import cost
+    from cutaway.claims.run import claims
     from cutaway.config import ModelConfig
     from cutaway.language_model import LanguageModel, Output, load
     from cutaway.network import Transformer
@@ -40,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PRESETS",
+    "BusyError",
     "CheckpointError",
     "ConfigError",
     "ContextError",
@@ -52,12 +56,14 @@ __all__ = [
     "ModelConfig",
     "NumericsError",
     "Output",
+    "ServeError",
     "SourceError",
     "TemplateError",
     "TokenizerError",
     "TrainingError",
     "Transformer",
     "UnsupportedError",
+    "claims",
     "cost",
     "evaluate",
     "load",

@@ -24,7 +24,7 @@ from cutaway.checkpoint.sources import default_model, resolve
 from cutaway.config import ModelConfig
 from cutaway.errors import ContextError, GenerationError, TokenizerError
 from cutaway.generate.decoding import Generation, Piece, Request, decode, padded
-from cutaway.generate.sampling import Choice, SamplingConfig
+from cutaway.generate.sampling import Choice, SamplingConfig, plain
 from cutaway.generate.stopping import FinishReason, StopStrings
 from cutaway.inside.edits import Edit
 from cutaway.inside.trace import LIMIT, Trace, Watch, trace, watching
@@ -232,16 +232,17 @@ class LanguageModel:
         """The prompts, checked and ready to decode."""
         if unknown:
             raise GenerationError(no_such_option(next(iter(unknown))))
+        max_tokens, seed, logprobs = plain(max_tokens), plain(seed), plain(logprobs)
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
             raise GenerationError(f"max_tokens = {max_tokens!r}: it must be a whole number of 0 or more")
         if isinstance(logprobs, bool) or not isinstance(logprobs, int) or not 0 <= logprobs <= self.config.d_vocab:
             raise GenerationError(f"logprobs = {logprobs!r}: it must be a whole number from 0 to {self.config.d_vocab}")
         sampling = SamplingConfig(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
+            temperature=plain(temperature),
+            top_k=plain(top_k),
+            top_p=plain(top_p),
+            min_p=plain(min_p),
+            repetition_penalty=plain(repetition_penalty),
         )
         stops = StopStrings(() if stop is None else stop)
         return [

@@ -1,4 +1,4 @@
-"""GGUF files written by Cutaway: read back exactly, by itself and by three other readers, or refused by name."""
+"""GGUF files written by Cutaway: read back exactly, by itself and by three other readers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
@@ -24,19 +21,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cutaway
 from cutaway.checkpoint.gguf import GGUFFile
-from cutaway.checkpoint.gguf_describe import describe
-from cutaway.checkpoint.gguf_quantise import ENCODERS, q8_0, stored_type
 from cutaway.checkpoint.gguf_write import save_gguf
 from cutaway.config import (
     AttentionConfig,
-    DynamicScaling,
     FeedForwardConfig,
-    LayerNormConfig,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     ModelConfig,
-    RMSNormConfig,
     RotaryConfig,
     WindowMaskConfig,
     YarnScaling,
@@ -46,6 +38,7 @@ from cutaway.network import Transformer
 from cutaway.text.gguf_tokenizer import WORD_RULES, WordRule, tokenizer_from_gguf
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.tokenizer import Tokenizer
+from support.gguf_files import GPT2, LLAMA
 from support.tiny import OURS, distance, random_network, random_tokens
 
 TEXTS = (
@@ -54,9 +47,8 @@ TEXTS = (
     "naïve 😸 Ὀδυσσεύς 東京\u00a0½",
     "<|end|> is text here",
 )
-WIDE = {"d_model": 64, "d_vocab": 300}  # rows that blocks of 32 tile
-GPT2 = replace(OURS["classic"], **WIDE, d_head=16, d_ff=256)
-LLAMA = replace(OURS["grouped"], **WIDE, d_ff=96, tied=False)
+
+
 KINDS = {"gpt2": GPT2, "llama": LLAMA}
 
 LLAMAS: dict[str, ModelConfig] = {
@@ -122,49 +114,6 @@ def written(path: Path, config: ModelConfig, **options: Any) -> tuple[Transforme
 def logits(network: Transformer, tokens: Tensor) -> Tensor:
     with torch.inference_mode():
         return network(tokens)
-
-
-# --- Q8_0 ----------------------------------------------------------------------------------------------------------
-
-# Nearer to zero the library divides by zero; that end has a test of its own.
-FLOATS = st.floats(-3e4, 3e4, width=32).map(lambda x: x if abs(x) > 1e-30 else 0.0)
-BLOCKS = arrays.arrays(np.float32, st.integers(1, 3).map(lambda n: (n, 32)), elements=FLOATS)
-
-
-def test_a_block_by_eye() -> None:
-    """127 sets the scale to 1, so numbers are rounded as they stand: halves away from zero, 0.49999997 down."""
-    x = np.zeros(32, np.float32)
-    x[:8] = [127, 0.5, -0.5, 1.5, -2.5, 2.4, 0.49999997, -126.5]
-    stored = q8_0(x)
-    assert stored[:2].view(np.float16).tolist() == [1.0]
-    assert stored[2:10].view(np.int8).tolist() == [127, 1, -1, 2, -3, 2, 0, -127]
-    assert not stored[10:].any()
-
-
-@given(x=BLOCKS)
-def test_bytes_equal_those_of_the_library(x: np.ndarray) -> None:
-    """Bit for bit the bytes of the gguf library, which it promises to be those of ggml."""
-    expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0)
-    assert q8_0(x).tobytes() == expected.tobytes()
-
-
-def test_a_million_numbers_equal_those_of_the_library() -> None:
-    rng = np.random.default_rng(0)
-    x = (rng.standard_normal((1024, 1024)) * 10.0 ** rng.integers(-30, 4, (1024, 1))).astype(np.float32)
-    x[:4] = 0
-    assert q8_0(x).tobytes() == gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0).tobytes()
-    assert ENCODERS["F16"](x).tobytes() == x.astype(np.float16).tobytes()
-
-
-def test_numbers_too_near_zero_to_have_a_scale_become_zero() -> None:
-    assert not q8_0(np.full(32, 1e-40, np.float32)).any()
-
-
-def test_types_by_shape() -> None:
-    assert stored_type("blk.0.attn_norm.weight", (64,), "Q8_0") == "F32"
-    assert stored_type("position_embd.weight", (16, 64), "F16") == "F32"
-    assert stored_type("token_embd.weight", (300, 64), "Q8_0") == "Q8_0"
-    assert stored_type("token_embd.weight", (300, 48), "Q8_0") == "F16"
 
 
 # --- read back -----------------------------------------------------------------------------------------------------
@@ -384,48 +333,6 @@ def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
 
 
 # --- what is refused, and how files are written --------------------------------------------------------------------
-
-REFUSED: dict[str, ModelConfig] = {
-    "position = RotaryConfig and NoPositionConfig": OURS["no positions in layer 2"],
-    "norm = LayerNormConfig": OURS["parallel"].__class__(**{**OURS["parallel"].__dict__, "parallel": False}),
-    "parallel = True": OURS["parallel"],
-    "mask.size = 4": OURS["windows"],
-    "norm_placement = sandwich": OURS["capped sandwich"],
-    "norm_placement = post": OURS["post norms"],
-    "rotary.scaling = DynamicScaling": replace(
-        LLAMA, position=RotaryConfig(scaling=DynamicScaling(factor=2.0, n_ctx_original=8))
-    ),
-    "rotary.scaling = LongRopeScaling": OURS["longrope"],
-    "rotary.scaling = YarnScaling": replace(
-        LLAMA, position=RotaryConfig(scaling=YarnScaling(factor=4.0, n_ctx_original=16, attention_factor=1.0))
-    ),
-    "rotary.d_rotary = 4": replace(LLAMA, position=RotaryConfig(d_rotary=4)),
-    "rotations = 2": replace(LLAMA, position=(RotaryConfig(), RotaryConfig(), RotaryConfig(theta=5.0))),
-    "attention.out_bias = False": replace(LLAMA, attention=AttentionConfig(qkv_bias=True)),
-    "attention.qk_norm = head": replace(LLAMA, attention=AttentionConfig(qk_norm="head")),
-    "attention.scale = 0.5": replace(LLAMA, attention=AttentionConfig(scale=0.5)),
-    "attention.soft_cap = 5.0": replace(LLAMA, attention=AttentionConfig(soft_cap=5.0)),
-    "norm.offset = 1.0": replace(LLAMA, norm=RMSNormConfig(offset=1.0)),
-    "embed_scale = 8.0": replace(LLAMA, embed_scale=8.0),
-    "logit_soft_cap = 3.0": replace(LLAMA, logit_soft_cap=3.0),
-    "feedforward.activation = gelu_tanh": replace(
-        LLAMA, feedforward=FeedForwardConfig(activation="gelu_tanh", gated=True, bias=False)
-    ),
-    "feedforward.activation = gelu:": replace(GPT2, feedforward=FeedForwardConfig(activation="gelu")),
-    "feedforward.bias = False": replace(GPT2, feedforward=FeedForwardConfig(bias=False)),
-    "norm.bias = False": replace(GPT2, norm=LayerNormConfig(bias=False)),
-    "n_kv_heads = 2": replace(GPT2, n_kv_heads=2),
-    "n_heads · d_head = 32": replace(GPT2, d_head=8),
-}
-
-
-@pytest.mark.parametrize("why", REFUSED)
-def test_what_llama_cpp_would_compute_differently_is_refused_by_name(why: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        describe(REFUSED[why])
-    assert why in str(caught.value)
-    assert "llama.cpp's" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(7e4, "f16"), (1e7, "q8_0"), (float("nan"), "q8_0")])

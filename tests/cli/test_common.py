@@ -94,6 +94,20 @@ def test_what_loading_notices_goes_to_standard_error(cutaway: Commands, tmp_path
 
 
 @pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (("--dtype", "float8"), "dtype = 'float8': use float32, bfloat16 or float16"),
+        (("--device", "abacus"), "device = 'abacus' cannot be used here"),
+    ],
+)
+def test_a_wrong_type_or_device_is_told_before_a_model_is_looked_for(
+    cutaway: Commands, monkeypatch: pytest.MonkeyPatch, option: tuple[str, str], says: str
+) -> None:
+    monkeypatch.setattr("cutaway.checkpoint.sources.resolve", lambda name: pytest.fail(f"{name} was looked for"))
+    assert says in cutaway.error("run", "-m", "smollm2", *option, "x")
+
+
+@pytest.mark.parametrize(
     ("n", "text"),
     [(0, "0"), (999, "999"), (1000, "1 K"), (999_949, "999.9 K"), (999_950, "1 M"), (134_515_008, "134.5 M")],
 )

@@ -148,3 +148,13 @@ def test_places_that_cannot_be_written_are_named(cutaway: Commands, talker: Path
     assert "is what is being read" in cutaway.error("convert", talker, talker, "--force")
     assert "does not exist" in cutaway.error("convert", tmp_path / "missing", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["folder", "gguf"])
+def test_a_name_that_is_empty_is_not_the_current_folder(
+    cutaway: Commands, talker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = cutaway.error("convert", talker, "", "--to", to)
+    assert "OUT is empty: name a folder or a .gguf file" in said
+    assert not list(tmp_path.iterdir())

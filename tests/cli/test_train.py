@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -95,7 +96,39 @@ def test_what_cannot_be_is_refused(cutaway: Commands, text: Path, tmp_path: Path
     assert "optimizer" in cutaway.error("train", text, "--out", tmp_path / "run", "--optimizer", "sgd")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_parts_folder_is_told_without_detours(cutaway: Commands, text: Path, tmp_path: Path) -> None:
+    arguments = ("--out", tmp_path / "texts" / ".." / "tokens", "--shard", "0/2", "--tokenizer", "bytes")
+    code, out, err = cutaway("train", text, *arguments)
+    assert code == 0, err
+    assert out.startswith(f"{(tmp_path / 'tokens').resolve()}/shard-0-of-2: ")
+
+
+def test_a_run_that_nobody_reads_saves_first(text: Path, tmp_path: Path) -> None:
+    """As behind `| head`: the step that was made last is kept, and the code is that of a broken pipe."""
+    run = tmp_path / "run"
+    process = start("train", text, "--out", run, *TINY, "--steps", "20000", stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    while b"step 1/20,000" not in process.stdout.readline():
+        assert process.poll() is None
+    process.stdout.close()
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (141, b"")
+    (step,) = run.glob("step-*/state.json")
+    done = json.loads(step.read_text())["position"]["step"]
+    records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert done == [r["step"] for r in records if "loss" in r][-1] < 20000
+
+
+def test_a_run_that_nobody_reads_at_all_makes_no_step(text: Path, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start("train", text, "--out", tmp_path / "run", *TINY, "--steps", "20000", stdout=writer)
+    os.close(writer)
+    assert (process.wait(timeout=120), process.communicate()[1]) == (141, b"")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_first(text: Path, tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     process = start("train", text, "--out", run, *TINY, "--steps", "100000", stdout=subprocess.PIPE)

@@ -15,7 +15,20 @@ import pytest
 from cutaway.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-VERBS = ("run", "chat", "train", "eval", "cost", "models", "verify", "convert")
+VERBS = (
+    "run",
+    "chat",
+    "look",
+    "train",
+    "eval",
+    "cost",
+    "claims",
+    "quiz",
+    "serve",
+    "models",
+    "verify",
+    "convert",
+)
 WIDTH = "80"
 
 INTRODUCTION = """\

@@ -14,6 +14,8 @@ import cutaway
 
 SOURCE = Path(cutaway.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
+TESTS = Path(__file__).parents[1]
+TEST_FILES = sorted(TESTS.rglob("*.py"))
 
 # Every room may import from the floors below it and from itself.
 FLOORS = [
@@ -67,6 +69,11 @@ def test_nothing_imports_upward(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_a_file_fits_in_a_head(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", TEST_FILES, ids=lambda p: str(p.relative_to(TESTS)))
+def test_a_test_file_fits_in_a_head_too(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 

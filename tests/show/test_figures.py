@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -388,16 +386,3 @@ def test_colour_adds_to_the_drawing_and_changes_nothing() -> None:
     assert re.search(r"\x1b\[38;2;47;129;199m█", shown) and re.search(r"\x1b\[38;2;213;94;0m≡", shown)
     assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == text(figure)
     assert "38;" not in text(figure, force_terminal=True, color_system="truecolor", no_color=True)
-
-
-def test_nothing_escapes_through_a_pipe() -> None:
-    code = (
-        "from cutaway.figures import Bars\n"
-        "from cutaway.show.figures import drawing\n"
-        "from cutaway.show.terminal import console\n"
-        "console().print(drawing(Bars(title='t', labels=['a\\x1b[31m'] * 2, values=[1.0, -1.0])))\n"
-    )
-    env = {"PYTHONIOENCODING": "utf-8", "TERM": "xterm-256color"}
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=env)
-    seen = made.stdout.decode("utf-8")
-    assert "\x1b" not in seen and seen.split("\n")[1].startswith("a␛[31m   1.00")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cutaway.language_model import LanguageModel
 from cutaway.nn.attention import Attention
 from cutaway.nn.block import Block
-from cutaway.nn.kernel import Reference
+from cutaway.nn.kernel import Reference, by_groups
 from cutaway.nn.mask import Mask
 from cutaway.nn.tap import Tap
 
@@ -27,18 +27,6 @@ class WasteAPass(LanguageModel):
         with torch.no_grad():
             self.network(torch.tensor([self.ids(prompts[0])]))
         return super().run(prompts, **options)
-
-
-class LayersAsPasses(nn.Module):
-    """A block that runs twice in every pass."""
-
-    def __init__(self, block: Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, *args: Any) -> Tensor:
-        first: Tensor = self.block(*args)
-        return cast(Tensor, self.block(first, *args[1:]))
 
 
 def embedding(model: LanguageModel, change: Callable[[Tensor, Tensor], Tensor]) -> LanguageModel:
@@ -76,20 +64,12 @@ def one_projection(model: LanguageModel) -> LanguageModel:
 class ByLength(Reference):
     """A kernel whose scores are the product of two lengths, whatever the direction."""
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, queries: slice, keys: slice, tap: Tap
-    ) -> Tensor:  # as the reference, stage by stage
-        def lengths(name: str, value: Tensor) -> Tensor:
-            if name != "attn.scores":
-                return tap(name, value)
-            n = q.shape[1] // k.shape[1]
-            return tap(name, q.norm(dim=-1, keepdim=True) @ k.repeat_interleave(n, dim=1).norm(dim=-1, keepdim=True).mT)
-
-        class Lengths:
-            wants = staticmethod(tap.wants)
-            __call__ = staticmethod(lengths)
-
-        return super().attend(q, k, v, mask, queries, keys, cast(Tap, Lengths()))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, queries: slice, keys: slice, tap: Tap) -> Tensor:
+        lengths = by_groups(q.norm(dim=-1, keepdim=True), k.norm(dim=-1, keepdim=True).mT)
+        scaled = tap("attn.scaled", tap("attn.scores", lengths) * self.scale)
+        visible = mask.visible(queries, keys)
+        masked = tap("attn.masked", scaled if visible is None else scaled.masked_fill(~visible, -torch.inf))
+        return by_groups(tap("attn.pattern", masked.softmax(-1)), v)
 
 
 def kernels(model: LanguageModel, kernel: Callable[[Attention], Any]) -> LanguageModel:

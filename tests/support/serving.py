@@ -17,6 +17,7 @@ from cutaway.serve.app import build_inner, guarded
 from cutaway.serve.limits import Limits
 from cutaway.serve.server import Server, listen
 from cutaway.serve.service import Service
+from cutaway.serve.views import Exhibits
 
 
 @dataclass
@@ -71,13 +72,18 @@ def eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 @contextlib.contextmanager
 def serving(
-    model: LanguageModel, *, name: str = "talker", key: str | None = None, limits: Limits | None = None
+    model: LanguageModel,
+    *,
+    name: str = "talker",
+    key: str | None = None,
+    limits: Limits | None = None,
+    exhibits: Exhibits | None = None,
 ) -> Iterator[Live]:
     """A server in a thread."""
     service = Service(model=model, name=name, limits=limits or Limits())
     listening = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    app = guarded(build_inner(service), host="127.0.0.1", key=key)
+    app = guarded(build_inner(service, exhibits), host="127.0.0.1", key=key)
     ready = threading.Event()
     config = uvicorn.Config(app, http="h11", ws="none", log_level="warning", access_log=False)
     server = Server(config, service, ready.set)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from cutaway.checkpoint.folder import load_folder
 from cutaway.checkpoint.load import LoadReport
-from cutaway.claims.claim import Claim, Finding
+from cutaway.claims.claim import Claim, Evidence, Finding
 from cutaway.claims.lab import Lab, Small
+from cutaway.claims.run import CLAIMS
 from cutaway.config import ModelConfig
 from cutaway.language_model import LanguageModel
 from cutaway.network import Transformer
@@ -36,3 +38,14 @@ def fresh(what: str | ModelConfig | Transformer, kind: type[LanguageModel] = Lan
 def tried(claim: Claim, model: LanguageModel, seed: int = 0) -> Finding:
     """What comes out of a claim's experiment on that model."""
     return claim.test(replace(Lab(model=model, seed=seed), _small=TRAINED))
+
+
+def measured(claim: Claim, model: LanguageModel) -> Evidence:
+    """What is measured on that model, without the control."""
+    return claim.measure(replace(Lab(model=model), _small=TRAINED), False)
+
+
+@functools.cache
+def found_on_grouped(number: int) -> Finding:
+    """A claim's finding on a plain model."""
+    return tried(CLAIMS[number - 1], fresh("grouped"))

@@ -1,7 +1,7 @@
+"""A tokenizer out of a GGUF file: its words, byte-level BPE, named ids, and what is refused."""
+
 from __future__ import annotations
 
-import io
-import itertools
 import json
 import math
 import string
@@ -18,54 +18,19 @@ from tokenizers import models, pre_tokenizers, trainers
 from cutaway.errors import CutawayError, TokenizerError, UnsupportedError
 from cutaway.text.gguf_tokenizer import WORD_RULES, build_backend, tokenizer_from_gguf
 from cutaway.text.tokenizer import Tokenizer
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-CORPUS = Path(__file__).read_text(encoding="utf-8")  # words, code, digits, runs of spaces
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
-
-words = st.sampled_from(
-    ["the", " the", "don't", "DON'T", "x1", "3333", "\n\n", "  ", "\t", "é", "😀", "def ", "+", " ½"]
+from support.gguf_tokenizers import (
+    ALPHABET,
+    CONTROL,
+    CORPUS,
+    HAND_MADE,
+    NORMAL,
+    UNUSED,
+    byte_level,
+    loaded,
+    pieces_of,
+    sentencepiece,
+    texts,
 )
-texts = st.one_of(st.text(), st.lists(words, max_size=8).map("".join), st.text(alphabet="abt \n'12", max_size=20))
-
-
-def loaded(metadata: dict[str, Any]) -> Tokenizer:
-    tokenizer = tokenizer_from_gguf(metadata)
-    assert tokenizer is not None
-    return tokenizer
-
-
-def byte_level(tokens: list[str], merges: list[str], pre: str = "gpt-2", **more: Any) -> dict[str, Any]:
-    """A byte-level file: the 256 bytes have ids 0 to 255, `tokens` the ids from 256."""
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": ALPHABET + tokens,
-        "tokenizer.ggml.merges": merges,
-    } | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
-
-
-def sentencepiece(pieces: dict[str, float], extra: dict[str, int] | None = None, **more: Any) -> dict[str, Any]:
-    """A SentencePiece file: <unk> <s> </s>, 256 byte tokens, `pieces` from id 259, then `extra` with their types."""
-    extra = extra or {}
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *BYTE_TOKENS, *pieces, *extra],
-        "tokenizer.ggml.scores": [0.0] * 259 + list(pieces.values()) + [0.0] * len(extra),
-        "tokenizer.ggml.token_type": [UNKNOWN, CONTROL, CONTROL]
-        + [BYTE] * 256
-        + [NORMAL] * len(pieces)
-        + [*extra.values()],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-    } | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
-
-
-def pieces_of(tokenizer: Tokenizer, text: str) -> list[str]:
-    ids = tokenizer.encode(text, bos=False)
-    return [tokenizer.backend.id_to_token(i) for i in ids]
-
 
 # --- The real vocabulary -------------------------------------------------------------------------------------------
 
@@ -233,169 +198,6 @@ def test_user_defined_tokens_match_in_text_and_control_tokens_do_not() -> None:
     assert pieces_of(tokenizer, "<|end|>") == list("<|end|>")
     assert tokenizer.encode("a<|end|>", special=True) == [ALPHABET.index("a"), 258]
     assert tokenizer.decode([256, 258], skip_special=True) == "<think>"
-
-
-# --- SentencePiece -------------------------------------------------------------------------------------------------
-
-HAND_MADE = {
-    "▁": -9.0, "a": -9.0, "b": -9.0, "c": -9.0,
-    "▁a": -2.0, "ab": -1.0, "bc": -3.0, "abc": -4.0, "▁ab": -5.0, "▁▁": -6.0,
-    "<": -9.0, "s": -9.0, ">": -9.0, "<s": -7.0,
-}  # fmt: skip
-
-
-def best_pair_first(metadata: dict[str, Any], text: str) -> list[int]:
-    """SentencePiece's BPE said plainly: join the best-scored neighbours, the leftmost of equals, while any fit."""
-    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    ids = {token: i for i, token in enumerate(tokens) if types[i] == NORMAL}
-    symbols = list(f" {text}".replace(" ", "▁")) if text else []
-    while True:
-        joined = [ids.get(a + b) for a, b in itertools.pairwise(symbols)]
-        scores = [-math.inf if i is None else metadata["tokenizer.ggml.scores"][i] for i in joined]
-        if not scores or max(scores) == -math.inf:
-            break
-        at = scores.index(max(scores))
-        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-    spelled = [[symbol] if symbol in ids else [f"<0x{b:02X}>" for b in symbol.encode()] for symbol in symbols]
-    return [tokens.index(piece) for pieces in spelled for piece in pieces]
-
-
-def test_best_score_joins_first() -> None:
-    """By eye: in ▁abc, `ab` (−1) beats `▁a` (−2) and `bc` (−3); then `abc` (−4) beats `▁ab` (−5)."""
-    tokenizer = loaded(sentencepiece(HAND_MADE))
-    assert pieces_of(tokenizer, "abc") == ["▁", "abc"]
-    assert pieces_of(tokenizer, "a") == ["▁a"]
-    assert pieces_of(tokenizer, "  ab") == ["▁▁", "▁ab"]
-    assert pieces_of(tokenizer, "é") == ["▁", "<0xC3>", "<0xA9>"]
-    assert pieces_of(tokenizer, "") == []
-
-
-@settings(deadline=None)
-@given(text=st.text(alphabet="abc <s>é😀", max_size=30))
-def test_sentencepiece_by_hand(text: str) -> None:
-    metadata = sentencepiece(HAND_MADE)
-    tokenizer = loaded(metadata)
-    assert tokenizer.encode(text, bos=False) == best_pair_first(metadata, text)
-    assert tokenizer.decode(tokenizer.encode(text), skip_special=True) == text
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["prefix", "no prefix"])
-def sentencepiece_peer(request: pytest.FixtureRequest) -> tuple[Any, Tokenizer]:
-    library = pytest.importorskip("sentencepiece", reason="the sentencepiece package, the reference, is not installed")
-    model = io.BytesIO()
-    library.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS.splitlines()),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=800,
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        add_dummy_prefix=request.param,
-        user_defined_symbols=["\n"] if not request.param else [],
-        minloglevel=2,
-        num_threads=1,
-    )
-    peer = library.SentencePieceProcessor(model_proto=model.getvalue())
-    n = peer.vocab_size()
-    kinds = {UNKNOWN: peer.is_unknown, CONTROL: peer.is_control, BYTE: peer.is_byte}
-    types = [next((kind for kind, holds in kinds.items() if holds(i)), NORMAL) for i in range(n)]
-    tokens = [peer.id_to_piece(i) for i in range(n)]
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [peer.get_score(i) for i in range(n)],
-        "tokenizer.ggml.token_type": [
-            USER_DEFINED if token == "\n" else kind for token, kind in zip(tokens, types, strict=True)
-        ],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.add_space_prefix": request.param,
-    }
-    return peer, loaded(metadata)
-
-
-@settings(deadline=None)
-@given(text=texts)
-def test_sentencepiece_equals_the_library(sentencepiece_peer: tuple[Any, Tokenizer], text: str) -> None:
-    """NUL ends a text for the library and U+2581 is its own space: both are left out."""
-    peer, tokenizer = sentencepiece_peer
-    text = text.replace("\0", "").replace("▁", "")
-    ids = tokenizer.encode(text, bos=False)
-    assert ids == peer.encode(text)
-    assert tokenizer.decode(ids) == text
-
-
-def test_typed_text_becomes_neither_control_nor_byte_token() -> None:
-    """K1: `<s` and `>` are pieces, and `<s>` has the best score of all; typed, it stays text. So does `<0x41>`."""
-    metadata = sentencepiece(HAND_MADE | {"0": -9.0, "x": -9.0, "4": -9.0, "1": -9.0, "<0x41": -1.0})
-    tokenizer = loaded(metadata)
-    assert pieces_of(tokenizer, "<s>") == ["▁", "<s", ">"]
-    assert pieces_of(tokenizer, "<0x41>")[-1] == ">"
-    assert tokenizer.encode("<s>a", special=True, bos=False)[0] == 1
-
-
-def test_a_declared_end_is_a_control_token_whatever_its_type() -> None:
-    """K1: some converters leave the end of turn a plain token; text must not reach it, a template must."""
-    tokenizer = loaded(sentencepiece(HAND_MADE | {"ca": -1.0}, eos_token_id=273))
-    assert tokenizer.backend.id_to_token(273) == "ca"
-    assert pieces_of(tokenizer, "ca") == ["▁", "c", "a"]
-    assert tokenizer.encode("ca", special=True, bos=False) == [273]
-
-
-def test_unused_tokens_are_not_reached() -> None:
-    """Type 5 pads a vocabulary: no text makes such a token, whatever its score."""
-    assert pieces_of(loaded(sentencepiece(HAND_MADE, {"ca": UNUSED})), "ca") == ["▁", "c", "a"]
-
-
-def test_equal_scores_rank_by_id() -> None:
-    """Files converted without scores have one value for all (−1000); ids follow the order of learning."""
-    tokenizer = loaded(sentencepiece(dict.fromkeys(["▁", "a", "b", "c", "bc", "ab"], -1000.0)))
-    assert pieces_of(tokenizer, "abc") == ["▁", "a", "bc"]
-
-
-def test_space_prefix() -> None:
-    """`add_space_prefix` is true unless the file says otherwise (Gemma: false)."""
-    with_prefix, without = loaded(sentencepiece(HAND_MADE)), loaded(sentencepiece(HAND_MADE, add_space_prefix=False))
-    assert (pieces_of(with_prefix, "b"), pieces_of(without, "b")) == (["▁", "b"], ["b"])
-    for text in ("b", " b", "  b "):
-        assert with_prefix.decode(with_prefix.encode(text), skip_special=True) == text
-        assert without.decode(without.encode(text), skip_special=True) == text
-
-
-def test_without_byte_tokens_a_run_of_unknown_characters_is_one_unknown_token() -> None:
-    """As SentencePiece does where it was trained without byte fallback."""
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": ["<unk>", "▁", "a"],
-        "tokenizer.ggml.scores": [0.0, -1.0, -2.0],
-        "tokenizer.ggml.token_type": [UNKNOWN, NORMAL, NORMAL],
-    }
-    assert loaded(metadata).encode("aéßa") == [1, 2, 0, 2]
-
-
-def test_spaces_as_user_defined_tokens() -> None:
-    """Gemma stores its runs of spaces as user-defined tokens, spelled with real spaces."""
-    tokenizer = loaded(sentencepiece(HAND_MADE, {"   ": USER_DEFINED}, add_space_prefix=False))
-    assert pieces_of(tokenizer, "a    b") == ["a", "   ", "▁", "b"]
-    assert tokenizer.decode(tokenizer.encode("a    b"), skip_special=True) == "a    b"
-
-
-def test_phi3_markers_swallow_white_space() -> None:
-    """By eye: after Phi-3's <|user|> the newline and the space are gone, after its <s> and elsewhere they stay."""
-    metadata = sentencepiece(HAND_MADE, {"<|user|>": CONTROL})
-    user = metadata["tokenizer.ggml.tokens"].index("<|user|>")
-
-    def pieces_after(token: int, text: str, architecture: str) -> list[str]:
-        tokenizer = loaded(metadata | {"general.architecture": architecture})
-        first, *rest = tokenizer.encode(text, special=True, bos=False)
-        assert first == token
-        return [metadata["tokenizer.ggml.tokens"][i] for i in rest]
-
-    assert pieces_after(user, "<|user|>\n a", "phi3") == ["▁a"]
-    assert pieces_after(user, "<|user|>\n a", "llama") == ["▁", "<0x0A>", "▁a"]
-    assert pieces_after(1, "<s> a", "phi3") == ["▁", "▁a"]
 
 
 # --- BOS and ends --------------------------------------------------------------------------------------------------

@@ -330,3 +330,14 @@ def test_ids_may_come_in_a_tensor():
         assert tokenizer.token_text(tensor[0]) == tokenizer.token_text(first)
     with pytest.raises(TokenizerError, match=r"tensor\(1\.5000\) is no token id"):
         GPT2.decode(torch.tensor([1.5]))
+
+
+@pytest.mark.parametrize("tokenizer", [GPT2, *SPM.values()])
+def test_neither_a_number_nor_nothing_is_text_or_ids(tokenizer: Tokenizer):
+    for tokens in (5, None, torch.tensor(5)):
+        with pytest.raises(TokenizerError, match="is no list of token ids; give whole numbers"):
+            tokenizer.decode(tokens)
+    for text in (5, None, b"a"):
+        for special in (False, True):
+            with pytest.raises(TokenizerError, match="is no text to encode; give a string"):
+                tokenizer.encode(text, special=special)

@@ -1,4 +1,4 @@
-"""A tokenizer's folder, read and written, as transformers has it and as no one should."""
+"""A tokenizer's folder, read and written, as transformers has it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,13 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as Backend
 
-from cutaway.errors import CheckpointError, DamagedFileError, UnsupportedError
+from cutaway.errors import DamagedFileError, UnsupportedError
 from cutaway.text.tokenizer import Tokenizer
+from support.tokenizer_folders import load, write, write_legacy
 from support.vocabularies import BYTES, byte_level, gpt2, llama3, sentencepiece
 
 transformers.logging.set_verbosity_error()
-
-
-def write(folder: Path, backend: Backend | None = None, **files: Any) -> Path:
-    """A folder with a tokenizer.json and other JSON files, named by their stem."""
-    folder.mkdir(exist_ok=True)
-    if backend is not None:
-        backend.save(str(folder / "tokenizer.json"))
-    for stem, value in files.items():
-        (folder / f"{stem}.json").write_text(json.dumps(value), encoding="utf-8")
-    return folder
-
-
-def load(folder: Path) -> Tokenizer:
-    tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer is not None
-    return tokenizer
 
 
 def test_a_folder_without_a_tokenizer_is_none(tmp_path: Path):
@@ -121,17 +103,6 @@ def test_chat_templates_are_found(tmp_path: Path):
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(DamagedFileError, match="chat_template"):
         load(write(tmp_path, tokenizer_config={"chat_template": 7}))
-
-
-# The legacy pair of files.
-
-LEGACY = {"Ġt": 256, "h e": 257, "e x": 258, "h e x": 259, "<|endoftext|>": 260}
-
-
-def write_legacy(folder: Path, *lines: str, **files: Any) -> Path:
-    write(folder, vocab={**BYTES, **LEGACY}, **files)
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8", newline="")
-    return folder
 
 
 def test_gpt2_files_without_a_tokenizer_json(tmp_path: Path):
@@ -272,44 +243,6 @@ def test_no_torch_is_imported():
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 
 
-# Files that are not what they say.
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "version https://git-lfs.github.com/spec/v1",
-        "[" * 100_000,
-        "{}",
-        '{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
-        '{"model": {"type": "BPE", "vocab": {"a": 9223372036854775808}, "merges": []}}',
-        '{"model": {"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}}',
-        '{"model": {"type": "BPE", "vocab": {"a": "b"}, "merges": []}}',
-        '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}',
-        '{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
-        '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]],'
-        ' "continuing_subword_prefix": "##"}}',
-    ],
-)
-def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, text: str):
-    """One named error in one line, also where the library would panic."""
-    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
-    with pytest.raises(DamagedFileError) as error:
-        Tokenizer.from_folder(tmp_path)
-    assert str(tmp_path) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_begin_token_without_an_id_is_named(tmp_path: Path):
-    """The library reads such a rule and fails only where it is applied."""
-    template = {"type": "TemplateProcessing", "special_tokens": {}}
-    template |= {kind: [{"SpecialToken": {"id": "<s>", "type_id": 0}}] for kind in ("single", "pair")}
-    state = json.loads(byte_level({}, special=("<s>",)).to_str()) | {"post_processor": template}
-    with pytest.raises(DamagedFileError, match="<s>"):
-        Tokenizer.from_folder(write(tmp_path, tokenizer=state))
-
-
 def test_an_id_of_plain_text_does_not_become_a_control_token(tmp_path: Path):
     """The model ends at "!", which transformers too must go on reading as text; config.json keeps the id."""
     mark = BYTES["!"]
@@ -322,86 +255,3 @@ def test_an_id_of_plain_text_does_not_become_a_control_token(tmp_path: Path):
     again = load(write(tmp_path / "b", config={"eos_token_id": mark}))
     assert (again.eos_ids, again.special_ids) == (tokenizer.eos_ids, tokenizer.special_ids)
     assert again.decode([mark], skip_special=True) == "!"
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"tokenizer_config": []},
-        {"tokenizer_config": {"bos_token": 5}},
-        {"tokenizer_config": {"bos_token": {"content": []}}},
-        {"tokenizer_config": {"added_tokens_decoder": {"-1": {"content": "<a>"}}}},
-        {"tokenizer_config": {"added_tokens_decoder": {"9" * 30: {"content": "<a>"}}}},
-        {"tokenizer_config": {"added_tokens_decoder": {"9" * 5000: {"content": "<a>"}}}},
-        {"tokenizer_config": {"added_tokens_decoder": {"256": {"content": "\ud800"}}}},
-        {"tokenizer_config": {"added_tokens_decoder": {"256": 5}}},
-        {"tokenizer_config": {"bos_token": "\ud800"}},
-        {"tokenizer_config": {"additional_special_tokens": ["\ud800"]}},
-        {"tokenizer_config": {"additional_special_tokens": [5]}},
-        {"special_tokens_map": 3},
-        {"generation_config": {"eos_token_id": "2"}},
-        {"generation_config": {"eos_token_id": [2**63]}},
-        {"config": {"eos_token_id": True}},
-        {"added_tokens": {"<a>": -1}},
-        {"added_tokens": {"\ud800": 256}},
-    ],
-)
-def test_damaged_companions_are_named(tmp_path: Path, files: dict[str, Any]):
-    with pytest.raises(DamagedFileError) as error:
-        Tokenizer.from_folder(write(tmp_path, gpt2(), **files))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("bad", [-1, 2**63, 1.5, "0", None, 2**22])
-def test_a_damaged_vocabulary_is_named(tmp_path: Path, bad: object):
-    folder = write_legacy(tmp_path)
-    (folder / "vocab.json").write_text(json.dumps({"a": bad}), encoding="utf-8")
-    with pytest.raises(DamagedFileError, match="'a'"):
-        Tokenizer.from_folder(folder)
-
-
-def test_bytes_that_are_no_utf8_are_named(tmp_path: Path):
-    (tmp_path / "tokenizer.json").write_bytes(b'{"\xff')
-    with pytest.raises(DamagedFileError, match="byte 2"):
-        Tokenizer.from_folder(tmp_path)
-
-
-def test_a_huge_file_is_not_read(tmp_path: Path):
-    """Ten gigabytes that take no room on the disk; reading them would."""
-    with (tmp_path / "tokenizer.json").open("wb") as file:
-        file.truncate(10 * 2**30)
-    with pytest.raises(DamagedFileError, match="limit"):
-        Tokenizer.from_folder(tmp_path)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=8,
-)
-FIELDS = ("bos_token", "eos_token", "pad_token", "add_bos_token", "added_tokens_decoder", "additional_special_tokens")
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.sampled_from((*FIELDS, "chat_template")), JSON), JSON, JSON)
-def test_any_json_is_read_or_named(tmp_path: Path, config: dict[str, Any], generation: Any, model: Any):
-    folder = write(tmp_path, None if (tmp_path / "tokenizer.json").exists() else gpt2())
-    write(folder, tokenizer_config=config, generation_config=generation, config={"eos_token_id": model})
-    try:
-        tokenizer = load(folder)
-    except CheckpointError as error:
-        assert "\n" not in str(error)
-    else:
-        assert tokenizer.decode(tokenizer.encode("a ?", bos=False)) == "a ?"
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(["model", "decoder", "normalizer", "pre_tokenizer", "post_processor", "added_tokens"]), JSON)
-def test_any_tokenizer_json_is_read_or_named(tmp_path: Path, part: str, value: Any):
-    state = json.loads(byte_level({}, special=("<s>",)).to_str()) | {part: value}
-    try:
-        tokenizer = load(write(tmp_path, tokenizer=state))
-    except CheckpointError as error:
-        assert "\n" not in str(error)
-    else:  # the library takes some strange values for a part
-        assert max(tokenizer.encode("a"), default=0) < tokenizer.d_vocab

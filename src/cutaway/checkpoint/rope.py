@@ -39,11 +39,11 @@ def read_rotary(
     """The rotation a config asks for; an explicit value beats any default, and a default in use is noted.
 
     `partial`: whether the family's plain rotation can leave a part of the head as it is; where it cannot, the reference
-    ignores a share unless there is a scaling, and so do we. `layer_type` picks one entry where `rope_parameters` holds
-    one a layer type.
+    ignores a share unless there is a scaling, and so do we. `layer_type`: of a family whose `rope_parameters` has an
+    entry for each layer type, the one to read; nothing beside them is.
     """
     nested = f.part("rope_parameters")
-    if nested is not None and layer_type is not None and layer_type in nested:
+    if nested is not None and layer_type is not None:
         nested = nested.part(layer_type)
     # Of a config that has both, the reference takes the older one.
     stated = [part for part in (f.part("rope_scaling"), nested) if part is not None and part.data]

@@ -96,6 +96,12 @@ def open_model(name: str, dtype: str | None, device: str | None) -> LanguageMode
     from cutaway.checkpoint.sources import resolve
     from cutaway.show.terminal import waiting
 
+    if dtype is not None or device is not None:
+        with waiting(f"loading {name}"), leaving_at_once():
+            from cutaway.nn.devices import as_device, as_dtype
+
+            as_dtype(dtype)  # a wrong one is told before anything is fetched
+            as_device(device)
     path = resolve(name)  # before the spinner: a download shows its own progress
     with waiting(f"loading {name}"), leaving_at_once():
         from cutaway.language_model import LoadNote, load

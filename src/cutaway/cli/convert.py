@@ -43,6 +43,8 @@ def convert(
     is written for what llama.cpp calls gpt2 and llama. Without --dtype no number changes; quantised weights become
     float32.
     """
+    if not out:
+        raise CheckpointError("OUT is empty: name a folder or a .gguf file, or . for the current folder")
     if to == "gguf" or (to is None and out.endswith(".gguf")):
         _write_file(source, out, dtype, force, json)
     else:

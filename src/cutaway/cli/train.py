@@ -108,6 +108,8 @@ def train(
     folder = resume or out or ""
     with TrainingDisplay(0, console(stderr=json), quiet=json) as shown:
         result = start(texts or (), out=folder, resume=resume is not None, device=device, display=shown, **choices)
+    if shown.closed:
+        raise BrokenPipeError
     if os.environ.get("RANK", "0") == "0":  # of many processes the first speaks for all
         if json:
             print_json(result.to_dict())

@@ -110,7 +110,7 @@ def prepare(
         shard=shard,
     )
     corpus, key = job.keys()
-    target = _cache() / corpus[:32] if folder is None else Path(folder).expanduser().absolute()
+    target = _cache() / corpus[:32] if folder is None else Path(folder).expanduser().resolve()
     if shard is not None:
         target /= f"shard-{shard[0]}-of-{shard[1]}"
     try:

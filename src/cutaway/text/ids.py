@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cutaway.errors import TokenizerError
-from cutaway.text.pieces import token_id
+from cutaway.text.pieces import require_text, token_id, token_ids
 
 
 class IdTokenizer:
@@ -30,8 +30,9 @@ class IdTokenizer:
         """The ids in the text.
 
         Raises:
-            TokenizerError: a word that is no whole number.
+            TokenizerError: what is no text, or a word in it that is no whole number.
         """
+        text = require_text(text)
         try:
             return [int(word) for word in text.split()]
         except ValueError as error:
@@ -41,8 +42,12 @@ class IdTokenizer:
             ) from error
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The ids as text."""
-        return "".join(f"{token_id(i)} " for i in ids)
+        """The ids as text.
+
+        Raises:
+            TokenizerError: what is no list of ids.
+        """
+        return "".join(f"{i} " for i in token_ids(ids))
 
     def stream(self, *, skip_special: bool = True, continues: bool = False) -> IdStream:
         """Ids to text, one at a time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from cutaway.checked import short
 from cutaway.errors import TokenizerError, UnsupportedError
 
-__all__ = ["BYTE_OF_CHARACTER", "PieceRule", "token_id"]
+__all__ = ["BYTE_OF_CHARACTER", "PieceRule", "require_text", "token_id", "token_ids"]
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -41,6 +41,31 @@ def token_id(token: Any) -> int:
         return operator.index(token)
     except TypeError as error:
         raise TokenizerError(f"{short(token)} is no token id; give whole numbers") from error
+
+
+def token_ids(tokens: Any) -> Iterator[int]:
+    """The ids in a list of any kind, each as `token_id` has it.
+
+    Raises:
+        TokenizerError: it is no list, or what it holds is no whole number.
+    """
+    try:
+        return map(token_id, tokens)
+    except TypeError as error:  # a number, None
+        raise TokenizerError(
+            f"{short(tokens)} is no list of token ids; give whole numbers, such as [12, 7, 3]"
+        ) from error
+
+
+def require_text(text: Any) -> str:
+    """A text to encode.
+
+    Raises:
+        TokenizerError: it is none.
+    """
+    if not isinstance(text, str):
+        raise TokenizerError(f"{short(text)} is no text to encode; give a string")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from cutaway.errors import CutawayError, TemplateError, TokenizerError
 from cutaway.text.chat_template import ChatTemplate
-from cutaway.text.pieces import BYTE_OF_CHARACTER, PieceRule, token_id
+from cutaway.text.pieces import BYTE_OF_CHARACTER, PieceRule, require_text, token_id, token_ids
 from cutaway.text.stream import TextStream
 
 __all__ = ["FLAGS", "ID_LIMIT", "Tokenizer", "rust_errors"]
@@ -198,8 +198,9 @@ class Tokenizer:
             special: names of control tokens in the text become these tokens. Otherwise they are text.
             bos: begin with BOS, once; None is as the model wants it.
         Raises:
-            TokenizerError: text the vocabulary cannot express, or a BOS that does not exist.
+            TokenizerError: what is no text, or none the vocabulary can express, or a BOS that does not exist.
         """
+        text = require_text(text)
         ids = self._encode(self._with_controls(text) if special else text, shown=text)
         if self.add_bos if bos is None else bos:
             if self.bos_id is None:
@@ -287,9 +288,9 @@ class Tokenizer:
             skip_special: leave special tokens out.
             continues: the text goes on from an earlier one, so a leading space is meant.
         Raises:
-            TokenizerError: a negative or absurd id.
+            TokenizerError: what is no list of ids, or a negative or absurd id.
         """
-        kept: Iterator[int] = map(token_id, ids)
+        kept = token_ids(ids)
         if skip_special:
             kept = filterfalse(self.special_ids.__contains__, kept)
         text = self.rule.join(map(self._pieces.__getitem__, kept))

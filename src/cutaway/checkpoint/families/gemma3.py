@@ -11,6 +11,8 @@ from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.rope import read_rotary, write_scaling
 from cutaway.config import ModelConfig, PositionConfig, RotaryConfig, WindowMaskConfig
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
 
 def read(f: Fields) -> ModelConfig:
     """A Gemma3TextConfig: layers with a window turn by the local theta, the others by the global one."""
@@ -18,6 +20,12 @@ def read(f: Fields) -> ModelConfig:
     pattern = f.count("sliding_window_pattern", 6)
     windowed = read_layer_types(f, n_layers, [(i + 1) % pattern != 0 for i in range(n_layers)])
     d_head = f.count("head_dim", 256)
+    nested = f.part("rope_parameters")
+    if nested is not None and nested.data and not any(name in nested for name in LAYER_TYPES):
+        f.notes.append(
+            "rope_parameters names no layer type, so it is not used, as in transformers: "
+            "put it under full_attention and sliding_attention"
+        )
     far = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=1_000_000.0, layer_type="full_attention")
     near = read_rotary(
         f.replace(rope_scaling=None),  # scaling is for the far ones

@@ -10,16 +10,26 @@ from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.layout import Layout, whole
 from cutaway.config import LongRopeScaling, ModelConfig, RotaryConfig
 
+ORIGINAL = "original_max_position_embeddings"
+
 
 def read(f: Fields) -> ModelConfig:
-    """A Phi3Config."""
+    """A Phi3Config.
+
+    Where its scaling changes over stands at the top of the config; what the scaling itself says of it is not read.
+    """
     for name in ("rope_scaling", "rope_parameters"):
         scaling = f.part(name)
         if scaling is not None and scaling.data.get("rope_type", scaling.data.get("type")) == "yarn":
             f = f.replace(**{name: {**scaling.data, "rope_type": "longrope"}})  # its early name in this family
+    stated = ORIGINAL in f
+    f = f if stated else f.replace(**{ORIGINAL: 4096})
     n_layers = f.n_layers()
     mask = masks_by_layer([True] * n_layers, f.optional_count("sliding_window"))
-    return read_like_llama(f, n_ctx=4096, eps=1e-5, mask=mask, partial=True)
+    config = read_like_llama(f, n_ctx=4096, eps=1e-5, mask=mask, partial=True)
+    if not stated and isinstance(getattr(config.positions[0], "scaling", None), LongRopeScaling):
+        f.notes.append(f"no {ORIGINAL} at the top of the config: the family's default 4096 is used")
+    return config
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -27,7 +37,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     fields = write_like_llama(config) | {"sliding_window": window_of(config)}
     rotary = config.positions[0]
     if isinstance(rotary, RotaryConfig) and isinstance(rotary.scaling, LongRopeScaling):
-        fields["original_max_position_embeddings"] = rotary.scaling.n_ctx_original
+        fields[ORIGINAL] = rotary.scaling.n_ctx_original
     return fields
 
 

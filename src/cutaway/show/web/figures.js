@@ -205,7 +205,8 @@ function onTheme(element, redraw) {
   themed.add(watch);
 }
 
-function themeButton() {
+/** Turns the whole document from light to dark and back. */
+export function themeButton() {
   settle();
   const root = document.documentElement;
   const button = make("button", { type: "button", class: "theme" });
@@ -755,7 +756,7 @@ function sheet(columns, rows, label, { heads = false, first = 100 } = {}) {
   const order = rows.map((_, i) => i);
   const body = make("tbody");
   const buttons = columns.map((column, c) => make("button", { type: "button", onclick: () => sort(c) }, column.replace(/^>/, "")));
-  const headers = buttons.map((button, c) => make("th", { scope: "col", class: numeric[c] ? "number" : null }, button));
+  const headers = buttons.map((button, c) => make("th", { scope: "col", class: numeric[c] ? "number" : null }, button.textContent ? button : ""));
   let limit = rows.length > first + 20 ? first : rows.length;
   let [sorted, up] = [null, true];
   const more = make("button", { type: "button", class: "more", onclick: () => ((limit = rows.length), show()) }, `Show all ${rows.length} rows`);
