@@ -36,6 +36,12 @@ class Figure(ABC):
         """Plain data, numbers rounded to that many significant digits; None where there is no number."""
         return {"kind": self.kind} | {name: plain(value, digits) for name, value in vars(self).items()}
 
+    def __str__(self) -> str:
+        """What a terminal of 80 columns shows, without colour."""
+        from cutaway.show.figures import as_text, drawing
+
+        return as_text(drawing(self))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prose(Figure):
@@ -165,6 +171,12 @@ class Result(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Plain data, every number of the answer."""
 
+    def __str__(self) -> str:
+        """What a terminal of 80 columns shows, without colour."""
+        from cutaway.show.figures import as_text
+
+        return as_text(self)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from cutaway.show.figures import drawn
 
@@ -175,6 +187,15 @@ class Result(ABC):
 
         return fragment([self])
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """What a notebook shows: the figures, or where it shows none, the text of a terminal."""
+        return {"text/html": self._repr_html_(), "text/plain": str(self)}
+
+    @property
+    def answers(self) -> Sequence[Result]:
+        """The answers that it is made of, where it is the answer to several questions; a page shows them below it."""
+        return ()
+
     def to_html(self, path: str | Path) -> None:
         """Write one file that shows it in any browser, without a network.
 
@@ -183,7 +204,7 @@ class Result(ABC):
         """
         from cutaway.show.html import write
 
-        write(path, [self])
+        write(path, [self, *self.answers])
 
 
 def plain(value: Any, digits: int) -> Any:

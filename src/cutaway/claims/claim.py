@@ -6,7 +6,7 @@ where it must not be. A claim that its own control meets has shown nothing, so i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,11 @@ class Evidence:
     holds: bool
     figures: Mapping[str, Number]  # by name, with the unit in the name where there is one
     drawings: Sequence[Figure] = ()
+
+
+def met(broken: bool, parts: Iterable[bool]) -> bool:
+    """Whether a criterion of several parts is met, each of which the control must miss: there, one met is too many."""
+    return any(parts) if broken else all(parts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,6 +64,12 @@ class Finding(Result):
     @property
     def verdict(self) -> Verdict:
         return "holds" if self.found.holds and not self.control.holds else "fails"
+
+    @property
+    def key(self) -> str:
+        """The first figure in which the control is another than the subject: what tells them apart."""
+        found, control = self.found.figures, self.control.figures
+        return next((name for name in found if found[name] != control.get(name)), next(iter(found)))
 
     @property
     def heading(self) -> str:

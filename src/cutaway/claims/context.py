@@ -25,7 +25,7 @@ def measure(lab: Lab, broken: bool) -> Evidence:
     keep = [f"embed{here}", *(f"blocks.{i}.resid_post{here}" for i in range(lab.model.config.n_layers))]
     seen = [look(lab.model, [*before, word], keep, edits) for before in (one, other)]
     rows, *streams = [[s[name].flatten().double() for s in seen] for name in keep]
-    apart = [1 - _cosine(*pair) for pair in streams]
+    apart = [max(0.0, 1 - _cosine(*pair)) for pair in streams]  # rounding may take a cosine past 1
     figures = {
         "difference of the two rows": float((rows[0] - rows[1]).abs().max()),
         "1 − cosine after the first block": apart[0],

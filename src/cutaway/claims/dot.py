@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cutaway.claims.claim import Claim, Evidence
+from cutaway.claims.claim import Claim, Evidence, met
 from cutaway.claims.lab import Lab, look
 from cutaway.figures import Lines, Series
 
@@ -18,9 +18,7 @@ N_TOKENS = 32
 SAME, SAME_FP32 = 1e-9, 1e-4  # of the product of the lengths
 SHORT, LONG = 0.7, 3.0  # lengths of the two vectors
 
-Rule = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # two lengths and the cosine between → what a dot product is said to be
+Rule = Callable[[Tensor, Tensor, Tensor], Tensor]  # two lengths and the cosine between → what a product is said to be
 
 
 def with_direction(a: Tensor, b: Tensor, cosine: Tensor) -> Tensor:
@@ -48,7 +46,7 @@ def measure(lab: Lab, broken: bool) -> Evidence:
         y="dot product",
     )
     return Evidence(
-        holds=error < SAME and own < SAME_FP32,
+        holds=met(broken, (error < SAME, own < SAME_FP32)),
         figures={
             "largest error of the rule, of ‖a‖‖b‖": error,
             "dot product at 0 degrees": float(widest[0]),
@@ -105,5 +103,7 @@ CLAIM = Claim(
         "In fp32 and wide vectors the sum itself is rounded: the model's figure is that rounding.",
     ),
     measure=measure,
-    code="a, b = torch.randn(2, 64)\nprint(a @ b, a.norm() * b.norm() * torch.cosine_similarity(a, b, dim=0))",
+    code="import torch\n"
+    "a, b = torch.randn(2, 64)\n"
+    "print(a @ b, a.norm() * b.norm() * torch.cosine_similarity(a, b, dim=0))",
 )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutaway.claims.claim import Claim, Evidence
+from cutaway.claims.claim import Claim, Evidence, met
 from cutaway.claims.lab import Lab, look
 from cutaway.figures import Figure, HeatMap
 from cutaway.inside.edits import Add, Edit, Mean, Zero
@@ -23,21 +23,25 @@ def measure(lab: Lab, broken: bool) -> Evidence:
     ids = lab.ids(min(N_TOKENS, model.config.n_ctx))
     layers = sorted({0, model.config.n_layers // 2, model.config.n_layers - 1})
     mixing: list[Edit] = [Mean("blocks.*.ff.norm")] if broken else []
-    attention = {layer: influence(model, ids, layer, "attn", []) for layer in layers}
+    attention = {layer: influence(model, ids, layer, "attn", []) for layer in (layers[:1] if broken else layers)}
     feed_forward = {layer: influence(model, ids, layer, "ff", mixing) for layer in layers}
     lone = whole_model(model, ids, [Zero("blocks.*.attn.out"), *mixing])
     crossing = torch.stack([off_diagonal(one) for one in attention.values()])
     across = torch.stack([off_diagonal(one) for one in feed_forward.values()])
+    own = min(float(one.diagonal().min()) for one in feed_forward.values())
     figures = {
         "largest influence on another position through attention": float(crossing.max()),
         "largest influence on another position through the feed-forward": float(across.max()),
-        "smallest influence on its own position through the feed-forward": min(
-            float(one.diagonal().min()) for one in feed_forward.values()
-        ),
+        "smallest influence on its own position through the feed-forward": own,
         "influence on other positions without attention": float(lone.max()),
     }
     return Evidence(
-        holds=bool((crossing.amax(dim=(1, 2)) > 0).all() and across.max() == 0 and lone.max() == 0),
+        holds=bool(
+            (crossing.amax(dim=(1, 2)) > 0).all()
+            and crossing.triu(1).max() == 0
+            and own > 0
+            and met(broken, (float(across.max()) == 0, float(lone.max()) == 0))
+        ),
         figures=figures,
         drawings=() if broken else _drawings(lab, ids, attention[0], feed_forward[0]),
     )
@@ -99,7 +103,8 @@ CLAIM = Claim(
     "position by itself, with the same weights. Without attention a stack of blocks would be as many networks side by "
     "side that never hear of each other.",
     criterion="a push on what one position reads moves other positions' results through attention, in every layer "
-    "looked at; through the feed-forward it moves none, bit for bit; and without attention nothing crosses at all.",
+    "looked at, and never earlier ones; through the feed-forward it moves its own and no other, bit for bit; and "
+    "without attention nothing crosses at all.",
     control="a feed-forward that reads the mean of all positions: then the push crosses.",
     conditions=(
         "Norms and residuals keep to their own position too; they carry, and do not mix.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cutaway.claims.claim import Claim, Evidence
+from cutaway.claims.claim import Claim, Evidence, met
 from cutaway.claims.lab import Lab, look
 from cutaway.config import ModelConfig
 from cutaway.figures import Table
@@ -14,6 +14,7 @@ D = 256
 HEADS = (1, 2, 4, 8, 16, 32)
 FIXED = 64  # the width of a head in the control
 N_TOKENS = 16
+MIXED = 0.1  # a share above this is more than a copy
 
 
 def measure(lab: Lab, broken: bool) -> Evidence:
@@ -24,14 +25,17 @@ def measure(lab: Lab, broken: bool) -> Evidence:
     attention = lab.model.network.get_submodule("blocks.0.attn")
     own = sum(p.numel() for p in attention.parameters() if p.ndim == 2)
     predicted = config.d_model * config.d_head * 2 * (config.n_heads + config.n_kv_heads)
-    mixing = share_mixed(lab)
+    mixing = least_mixed(lab)
     table = Table(
         title=f"a block of width {D} with 1 to 32 heads",
         columns=[">heads", ">width of each", ">W_Q, W_K, W_V", ">W_O", ">feed-forward", ">attention in all"],
         rows=[[h, D // h, *built[h], sum(built[h][:2])] for h in HEADS],
     )
     return Evidence(
-        holds=qkv == {3 * D * D} and out == {D * D} and feed_forward == {8 * D * D} and mixing > 0,
+        holds=met(broken, (qkv == {3 * D * D}, out == {D * D}))
+        and feed_forward == {8 * D * D}
+        and own == predicted
+        and mixing > MIXED,
         figures={
             "least of W_Q, W_K and W_V, of 3d²": min(qkv) / (3 * D * D),
             "most of W_Q, W_K and W_V, of 3d²": max(qkv) / (3 * D * D),
@@ -39,7 +43,7 @@ def measure(lab: Lab, broken: bool) -> Evidence:
             "most of the feed-forward, of 8d²": max(feed_forward) / (8 * D * D),
             "the model's matrices of attention in a block": own,
             "the same by the formula 2·d·d_head·(heads + key heads)": predicted,
-            "share of what W_O adds that it takes from one head to others' coordinates": mixing,
+            "least share of what a head adds that no copy of its result explains": mixing,
         },
         drawings=() if broken else (table,),
     )
@@ -55,15 +59,22 @@ def weights_of(n_heads: int, d_head: int) -> tuple[int, int, int]:
     return sizes["attn.qkv.weight"], sizes["attn.out.weight"], feed_forward
 
 
-def share_mixed(lab: Lab) -> float:
-    """Of what head 0 of layer 0 adds, the share of its square that lies outside the coordinates it came from.
+def least_mixed(lab: Lab) -> float:
+    """Of what each head adds, the share of its square that is no multiple of the head's own result; the least of all.
 
-    Were the heads' results just laid side by side, as without W_O, it would be 0.
+    Were the heads' results just laid side by side, as without W_O, or dropped, it would be 0.
     """
-    d_head, d_model = lab.model.config.d_head, lab.model.config.d_model
-    seen = look(lab.model, lab.ids(min(N_TOKENS, lab.model.config.n_ctx)), "blocks.0.attn.head_out[head 0]")
-    added = seen["blocks.0.attn.head_out[head 0]"].double().square().sum(dim=(0, 1, 2))
-    return float(added[d_head:].sum() / added.sum()) if d_head < d_model and added.sum() > 0 else 0.0
+    config = lab.model.config
+    seen = look(lab.model, lab.ids(min(N_TOKENS, config.n_ctx)), ["blocks.*.attn.z", "blocks.*.attn.head_out"])
+    shares = []
+    for layer in range(config.n_layers):
+        for head in range(config.n_heads):
+            result = seen[f"blocks.{layer}.attn.z"][0, head].double()
+            added = seen[f"blocks.{layer}.attn.head_out"][0, head].double()
+            whole, laid = float(added.square().sum()), added[:, head * config.d_head :][:, : config.d_head]
+            copied = float((laid * result[:, : laid.shape[1]]).sum() ** 2 / result.square().sum())
+            shares.append(1 - copied / whole if whole > 0 else 0.0)
+    return min(shares)
 
 
 CLAIM = Claim(
@@ -73,7 +84,8 @@ CLAIM = Claim(
     "narrower ones. What several heads need anew is W_O, d² more, which mixes their results back together. The "
     "feed-forward does not know how many heads there are.",
     criterion="blocks built with 1 to 32 heads of d/H each have 3d² in W_Q, W_K and W_V, d² in W_O and 8d² in the "
-    "feed-forward; and the model's W_O takes a head's result beyond the coordinates that it came from.",
+    "feed-forward; the model has as many as its widths say, and its W_O makes more of every head than a copy of its "
+    "result.",
     control=f"heads of {FIXED} coordinates each, whatever their number: their weights grow with it.",
     conditions=(
         "Biases are left out: 4d more in attention where there are any.",

@@ -32,8 +32,7 @@ def measure(lab: Lab, broken: bool) -> Evidence:
         plain = scores_with(network, ids, {"embed.weight": rows_in})
         found = scores_with(network, others, {"embed.weight": renumbered, "head.weight": rows_out[order]})
     change = far(found[:, number_of], plain)
-    one_hot = F.one_hot(torch.tensor(ids), len(rows_in)).to(rows_in) @ rows_in
-    looked_up = float((one_hot - rows_in[ids]).abs().max())
+    looked_up = from_one_hot(network, ids)
     moved = rows_that_move(network, ids)
     return Evidence(
         holds=change <= SAME and looked_up == 0 and moved == set(ids),
@@ -45,6 +44,14 @@ def measure(lab: Lab, broken: bool) -> Evidence:
         },
         drawings=() if broken else (_renamed(lab, ids, others, plain, found[:, number_of]),),
     )
+
+
+@torch.no_grad()
+def from_one_hot(network: Transformer, ids: list[int]) -> float:
+    """How far a one-hot vector times the table is from what the embedding gives."""
+    table, tokens = network.embed.weight, torch.tensor(ids)
+    product = F.one_hot(tokens, len(table)).to(table) @ table * table.new_tensor(network.config.embed_scale)
+    return float((product - network.embed(tokens[None])[0]).abs().max())
 
 
 def numbers_as_rows(rows: Tensor) -> Tensor:
@@ -85,7 +92,8 @@ CLAIM = Claim(
         "The numbering may still say something about the tokenizer: early merges have low ids and are frequent.",
     ),
     measure=measure,
-    code="rows = model.network.embed.weight\n"
+    code="import torch\n"
+    "rows = model.network.embed.weight\n"
     "one_hot = torch.nn.functional.one_hot(torch.tensor([9, 5]), len(rows)).to(rows.dtype)\n"
     "print((one_hot @ rows - rows[[9, 5]]).abs().max())",
 )

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from cutaway.claims.claim import Claim, Evidence
+from cutaway.claims.claim import Claim, Evidence, met
 from cutaway.claims.lab import Lab, scores
 from cutaway.figures import Table
 from cutaway.language_model import LanguageModel
 
 PROMPT = 8  # tokens
 LONG = 40  # new tokens, and a tenth of it
+CACHES = (False, True)
 
 
 class Counter:
-    """Counts the passes of a network, and the positions that each computes, by watching its embedding."""
+    """Counts the passes of a network, the positions that each computes, and the blocks that run in them.
+
+    It watches the embedding and the blocks themselves, and believes no count that a generation reports.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = copy.copy(model)
         self.model.end_ids = frozenset()  # no token ends the text early
         self.widths: list[int] = []
+        self.blocks = 0
 
     @property
     def passes(self) -> int:
@@ -50,53 +56,82 @@ class Counter:
     @contextmanager
     def _watching(self) -> Iterator[None]:
         self.widths.clear()
-        hook = self.model.network.embed.register_forward_hook(self._count)
+        self.blocks = 0
+        network = self.model.network
+        hooks = [network.embed.register_forward_hook(self._count)]
+        hooks += [block.register_forward_hook(self._count_block) for block in network.blocks]
         try:
             yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _count(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         self.widths.append(output.shape[1])
 
+    def _count_block(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        self.blocks += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The new tokens of one run, and what it took."""
+
+    tokens: list[int]
+    passes: int
+    positions: int
+    runs_of_blocks: int
+
 
 def measure(lab: Lab, broken: bool) -> Evidence:
     """Passes for some tokens and for ten times as many, with the cache and without."""
-    counter = Counter(lab.model)
-    n_ctx = lab.model.config.n_ctx
-    n_long = min(LONG, (n_ctx - 1) // 2 // 10 * 10 or n_ctx - 1)
+    counter, config = Counter(lab.model), lab.model.config
+    n_long = min(LONG, (config.n_ctx - 1) // 2 // 10 * 10 or config.n_ctx - 1)
     n_short = max(1, n_long // 10)
-    ids = lab.ids(max(1, min(PROMPT, n_ctx - n_long)))
-    literal = counter.greedy(ids, n_long, cache=False)
-    passes = {}
-    for n in (n_short, n_long):
-        tokens = counter.two_at_a_time(ids, n) if broken else counter.greedy(ids, n)
-        passes[n] = counter.passes
+    ids = lab.ids(max(1, min(PROMPT, config.n_ctx - n_long)))
     first = int(scores(lab.model, ids)[-1].argmax())
+    both = {n: runs_of(counter, ids, n, broken=broken) for n in (n_short, n_long)}
+    literal = counter.greedy(ids, n_long, cache=False) if broken else both[n_long][0].tokens
+    runs = {(n, cache): one for n, pair in both.items() for cache, one in zip(CACHES, pair, strict=True)}
+    longest = [runs[n_long, cache].tokens for cache in CACHES]
+    same = min(sum(map(int.__eq__, tokens, literal)) for tokens in longest)
+    layers = {one.runs_of_blocks / one.passes for one in runs.values()}
+    as_said = [
+        all(one.passes == n for (n, _), one in runs.items()),
+        all(tokens == literal for tokens in longest),
+    ]
     figures = {
-        f"passes for {n_short} tokens": passes[n_short],
-        f"passes for {n_long} tokens": passes[n_long],
-        "tokens equal to those of the loop that re-runs everything": sum(map(int.__eq__, tokens, literal)),
-        "first token from the prompt's own pass": int(tokens[0] == first),
+        f"passes for {n_short} tokens": max(runs[n_short, cache].passes for cache in CACHES),
+        f"passes for {n_long} tokens": max(runs[n_long, cache].passes for cache in CACHES),
+        "of these tokens, equal to those of the loop that re-runs everything": same,
+        "first token from the prompt's own pass": int(all(tokens[0] == first for tokens in longest)),
+        "blocks that run in a pass": max(layers),
     }
     return Evidence(
-        holds=all(n == passes[n] for n in passes) and tokens == literal and tokens[0] == first,
+        holds=met(broken, as_said) and longest[0][0] == first and layers == {config.n_layers},
         figures=figures,
-        drawings=() if broken else (_table(counter, ids, n_short, n_long),),
+        drawings=() if broken else (_table(len(ids), runs),),
     )
 
 
-def _table(counter: Counter, ids: list[int], *lengths: int) -> Table:
-    rows = []
-    for n in lengths:
-        for cache in (False, True):
-            counter.greedy(ids, n, cache=cache)
-            rows.append([n, "cached" if cache else "re-run", counter.passes, counter.positions])
+def runs_of(counter: Counter, ids: list[int], n: int, *, broken: bool) -> tuple[Answer, Answer]:
+    """n new tokens without the cache and with it; by the broken loop, which has none, once for both."""
+    if broken:
+        one = _answer(counter, counter.two_at_a_time(ids, n))
+        return one, one
+    return _answer(counter, counter.greedy(ids, n, cache=False)), _answer(counter, counter.greedy(ids, n, cache=True))
+
+
+def _answer(counter: Counter, tokens: list[int]) -> Answer:
+    return Answer(tokens=tokens, passes=counter.passes, positions=counter.positions, runs_of_blocks=counter.blocks)
+
+
+def _table(n_prompt: int, runs: Mapping[tuple[int, bool], Answer]) -> Table:
     return Table(
         title="passes for some tokens and for ten times as many",
-        note=f"A prompt of {len(ids)} tokens. The cache saves positions, not passes.",
+        note=f"A prompt of {n_prompt} tokens. The cache saves positions, not passes.",
         columns=[">new tokens", "loop", ">passes", ">positions computed"],
-        rows=rows,
+        rows=[[n, "cached" if cache else "re-run", one.passes, one.positions] for (n, cache), one in runs.items()],
     )
 
 
@@ -106,8 +141,9 @@ CLAIM = Claim(
     says="A forward pass ends in the scores of one next token, and the answer grows by that one. The pass that reads "
     "the prompt gives the first; ten times the tokens take ten times the passes. No part of the model writes several "
     "tokens, plans an answer, or ranks whole answers.",
-    criterion="the passes of the network, counted at its embedding, equal the new tokens; the first token is the "
-    "prompt's own winner; the loop with the cache gives the tokens of the loop that re-runs everything.",
+    criterion="the passes of the network, counted at its embedding, equal the new tokens, with the cache and without; "
+    "each runs every block once; the first token is the winner of the prompt's own pass; and the loop with the cache "
+    "gives the tokens of the loop that re-runs everything.",
     control="two tokens taken from each pass, the winner and the runner-up: half the passes, and another text.",
     conditions=(
         "Batches share passes: one pass then gives one token to each text.",

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from cutaway.claims.claim import Claim, Evidence
+from cutaway.claims.claim import Claim, Evidence, met
 from cutaway.claims.lab import Lab, look, replaced
 from cutaway.figures import Table
 from cutaway.language_model import LanguageModel
@@ -42,7 +42,7 @@ def measure(lab: Lab, broken: bool) -> Evidence:
         rows=[[words, by_value[part], by_key[part]] for part, words in SEEN.items()],
     )
     return Evidence(
-        holds=by_value["pattern"] == 0 and by_value["z"] > 0 and by_key["v"] == 0 and by_key["pattern"] > 0,
+        holds=met(broken, (by_value["pattern"] == 0, by_key["v"] == 0)) and by_value["z"] > 0 and by_key["pattern"] > 0,
         figures={
             "change of the pattern by another W_V": by_value["pattern"],
             "change of what is gathered by another W_V": by_value["z"],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from cutaway.claims import (
     context,
@@ -78,7 +81,19 @@ class Claims(Result):
                 for finding, seconds in zip(self.findings, self.seconds, strict=True)
             ],
         )
-        return [table]
+        keys = Table(
+            title="what tells the model from the control",
+            columns=[">", "figure", f">{self.model}", ">control"],
+            rows=[
+                [one.claim.number, one.key, one.found.figures[one.key], one.control.figures.get(one.key)]
+                for one in self.findings
+            ],
+        )
+        return [table, keys]
+
+    @property
+    def answers(self) -> tuple[Finding, ...]:
+        return self.findings
 
     def to_dict(self) -> dict[str, Any]:
         findings = [finding.to_dict() for finding in self.findings]
@@ -90,13 +105,16 @@ def claims(
     numbers: int | Sequence[int] = (),
     *,
     seed: int = 0,
+    name: str = "",
     progress: Callable[[str], None] = lambda said: None,
 ) -> Claims:
     """Put the claims to the test.
 
     Args:
-        model: a language model, or what `load` takes; None is the default one. Loaded here, it is held in float32.
+        model: a language model, or what `load` takes; None is the default one. It is measured in float32 on the CPU,
+            where sums come out the same each time; a model held otherwise is copied.
         numbers: which claims; none means all.
+        name: what the model is called in the answer [what was given, or "the model"].
         progress: is told what is being done.
     Raises:
         InsideError: a number that no claim has.
@@ -106,8 +124,8 @@ def claims(
     for number in wanted:
         if not 1 <= number <= len(CLAIMS):
             raise InsideError(f"there is no claim {number}: they are 1 to {len(CLAIMS)}")
-    subject = model if isinstance(model, LanguageModel) else load(model, dtype="float32")
-    name = "the model" if isinstance(model, LanguageModel) else str(model or "the default model")
+    subject = plainly_held(model if isinstance(model, LanguageModel) else load(model, dtype="float32", device="cpu"))
+    name = name or ("the model" if isinstance(model, LanguageModel) else str(model or "the default model"))
     lab = Lab(model=subject, name=name, seed=seed, progress=progress)
     findings, seconds = [], []
     for claim in CLAIMS:
@@ -118,3 +136,13 @@ def claims(
         findings.append(claim.test(lab))
         seconds.append(time.perf_counter() - begun)
     return Claims(model=name, findings=tuple(findings), seconds=tuple(seconds))
+
+
+def plainly_held(model: LanguageModel) -> LanguageModel:
+    """The model in float32 on the CPU; the very one if it is."""
+    if model.dtype == torch.float32 and model.device.type == "cpu":
+        return model
+    held = copy.copy(model)
+    held.network = copy.deepcopy(model.network).to("cpu", torch.float32).eval()
+    held.network.tie()
+    return held

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from cutaway.account import parameters
-from cutaway.claims.claim import Claim, Evidence
+from cutaway.claims.claim import Claim, Evidence, met
 from cutaway.claims.lab import Lab
 from cutaway.config import ModelConfig
 from cutaway.figures import Table
@@ -25,22 +25,29 @@ def measure(lab: Lab, broken: bool) -> Evidence:
     shares = {d: share_of(classic(d, broken)) for d in WIDTHS}
     gpt3 = replace(GPT3, d_ff=GPT3.d_model) if broken else GPT3
     groups = parameters.by_group(gpt3)
-    own, built = parameters.total(lab.model.config), sum(p.numel() for p in lab.model.network.parameters())
+    config, network = lab.model.config, lab.model.network
+    own, built = parameters.by_group(config), {name: p.numel() for name, p in network.named_parameters()}
+    counted = sum(n for name, n in built.items() if ".ff." in name)
     table = Table(
         title="where GPT-3 keeps its weights",
         columns=["part", ">billions", ">share"],
         rows=[[name, n / BILLION, n / sum(groups.values())] for name, n in groups.items()],
     )
     return Evidence(
-        holds=all(abs(share / (2 / 3) - 1) < NEAR for share in shares.values()) and own == built,
+        holds=met(broken, (abs(share / (2 / 3) - 1) < NEAR for share in shares.values()))
+        and sum(own.values()) == sum(built.values())
+        and own["feed-forward"] == counted,
         figures={f"share of the feed-forward in a block at d = {d}": share for d, share in shares.items()}
         | {
             "GPT-3: billions of weights in feed-forwards": groups["feed-forward"] / BILLION,
             "GPT-3: billions of weights in all": sum(groups.values()) / BILLION,
             "GPT-3: share of the feed-forwards in all": groups["feed-forward"] / sum(groups.values()),
-            "the model's own share in a block": share_of(lab.model.config),
-            "the model's weights, predicted": own,
-            "the model's weights, counted": built,
+            "the model's own share in a block": share_of(config),
+            "the model's own share in all": counted / sum(built.values()),
+            "the model's weights, predicted": sum(own.values()),
+            "the model's weights, counted": sum(built.values()),
+            "the weights of its feed-forwards, predicted": own["feed-forward"],
+            "the weights of its feed-forwards, counted": counted,
         },
         drawings=() if broken else (table,),
     )
@@ -66,7 +73,8 @@ CLAIM = Claim(
     says="Attention has four matrices of d × d, the feed-forward two of d × 4d: 4d² against 8d². Norms are lost in "
     "rounding. In GPT-3 that makes well over a hundred billion weights that work on each token by itself.",
     criterion=f"in built blocks of the classic shape the feed-forward has two-thirds of the weights, within "
-    f"{NEAR:.0%}, at every width; and the model's own weights are as many as the account says.",
+    f"{NEAR:.0%}, at every width; and the model's own weights, all and its feed-forwards', are as many as the account "
+    "says.",
     control="a feed-forward as wide as the stream: a third.",
     conditions=(
         "Two-thirds of a block, not of the model: embedding and positions come once, and shrink as the model grows.",
