@@ -163,6 +163,18 @@ def test_an_option_out_of_range_is_named_before_anything_runs(options: dict[str,
         build().generate(FIVE, **options)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Whole numbers and floats of any width, without a warning; its truth values are none."""
+    model = build()
+    ours = {"max_tokens": 5, "seed": 7, "top_k": 9, "logprobs": 1, "temperature": 0.5, "top_p": 0.75}
+    theirs = {name: (np.int64 if isinstance(value, int) else np.float16)(value) for name, value in ours.items()}
+    assert model.generate(FIVE, **theirs) == model.generate(FIVE, **ours)
+    for name in ours:
+        for value in (True, False, np.True_, np.False_):
+            with pytest.raises(GenerationError, match=f"{name} = "):
+                model.generate(FIVE, **{name: value})
+
+
 @pytest.mark.parametrize(
     ("option", "says"),
     [
@@ -200,6 +212,20 @@ def test_what_is_neither_text_nor_ids_is_named(prompt: Any, says: str) -> None:
             call(prompt)
         assert " ".join(str(error.value).split()).startswith(says)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("tokens", [5, None, torch.tensor(5), 1.5, [1.5], "a"])
+def test_what_is_no_list_of_ids_cannot_be_decoded(tokens: Any) -> None:
+    with pytest.raises(TokenizerError, match="token id") as error:
+        build().decode(tokens)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", [None, 5, b"a", ["a"]])
+def test_what_is_no_text_cannot_be_encoded(text: Any) -> None:
+    with pytest.raises(TokenizerError, match="no text to encode") as error:
+        build().encode(text)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("token", [-1, D_VOCAB, 2**40])

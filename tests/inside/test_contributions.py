@@ -160,7 +160,7 @@ def test_a_target_by_its_text() -> None:
 @pytest.mark.parametrize("name", ["classic", "capped sandwich"])
 def test_figures_show_its_numbers(name: str, build: Build) -> None:
     found = contributions(build(name), TEXT, target=5, top=4)
-    bars, heads, ff, sums, prose = found.figures()
+    _, bars, heads, ff, sums, prose = found.figures()
     assert isinstance(bars, Bars) and len(bars.labels) == 5
     assert sum(bars.values) == pytest.approx(found.value)
     sizes = [abs(value) for value in found.parts.values()]

@@ -17,6 +17,7 @@ def by_bytes() -> Tokenizer:
 
 def test_spaces_and_line_ends_are_seen(by_bytes: Tokenizer) -> None:
     assert labels(by_bytes, by_bytes.encode("a b\n\t\x1b", bos=False)) == ["a", "·", "b", "↵", "⇥", "␛"]
+    assert labels(by_bytes, by_bytes.encode("\u00a0", bos=False)) == ["⍽ 1/2", "⍽ 2/2"]
 
 
 def test_a_character_of_several_tokens_is_one_group(by_bytes: Tokenizer) -> None:

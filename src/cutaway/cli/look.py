@@ -23,56 +23,72 @@ def look(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROMPT]...", help="The text; several sentences for --senses.", show_default="standard input"
+            metavar="PROMPT",
+            help="The text; several sentences for --senses.",
+            show_default="standard input, in a pipe or with -",
         ),
     ] = None,
     model: Model = None,
     attention: Annotated[
-        str | None, typer.Option(metavar="L.H|all", help="Where a head looks, in all stages: 3.5; or all heads.")
+        str | None, typer.Option(metavar="L.H|all", help="Where head H of layer L looks, stage by stage; or all heads.")
     ] = None,
     lens: Annotated[bool, typer.Option("--lens", help="What every layer would say, at every position.")] = False,
     contributions: Annotated[
-        bool, typer.Option("--contributions", help="What every head and feed-forward adds to the target.")
+        bool, typer.Option("--contributions", help="What every head and feed-forward adds to the target's logit.")
     ] = False,
     effects: Annotated[
         str | None,
-        typer.Option(metavar="WHAT", help="Replace heads, attn, ff or resid, one after another, and see the target."),
+        typer.Option(
+            metavar="WHAT", help="What replacing each part does to the target: of heads, attn, ff or resid, one by one."
+        ),
     ] = None,
     senses: Annotated[
-        str | None, typer.Option(metavar="WORD", help="How one word parts in several sentences, each a PROMPT.")
+        str | None, typer.Option(metavar="WORD", help="How a word's vectors part in several sentences, each a PROMPT.")
     ] = None,
     neighbours: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Tokens nearest to a value of the last position: blocks.3.resid_post, embed."
-        ),
+        typer.Option(metavar="NAME", help="Tokens nearest to a value, such as blocks.3.resid_post, or embed."),
     ] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="What sets another model apart on this text.")
+        str | None, typer.Option(metavar="MODEL", help="What sets another model or checkpoint apart on this text.")
     ] = None,
     findings: Annotated[
-        bool, typer.Option("--findings", help="Dead heads, collapsed attention, spikes of a run's loss, repetition.")
+        bool, typer.Option("--findings", help="Dead heads, collapsed attention, jumps of a run's loss, repetition.")
     ] = False,
-    exact: Annotated[bool, typer.Option("--exact", help="Check what every look relies on.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Check on this text what every look relies on.")] = False,
     edit: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="EDIT", help="'zero blocks.3.attn.z[head 5]', 'scale blocks.*.ff.out 0.5', mean, knockout."
+            metavar="EDIT",
+            help="What comes next when the pass is changed: 'zero blocks.3.attn.z[head 5]', 'scale blocks.*.ff.out "
+            "0.5', or mean, resample, knockout and a name. Several act together, and in --lens.",
         ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="The token followed.", show_default="the likeliest")
+        str | None, typer.Option(metavar="TOKEN", help="The token followed, such as ' Mary'.", show_default="likeliest")
     ] = None,
-    versus: Annotated[str | None, typer.Option(metavar="TOKEN", help="Measure the target against this token.")] = None,
+    versus: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Take the target's logit over that of this token.")
+    ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="PROMPT", help="Patch from this text, as long, in --effects.")
+        str | None, typer.Option(metavar="PROMPT", help="A text of as many tokens, from which --effects patches.")
     ] = None,
     how: Annotated[
-        str | None, typer.Option(metavar="HOW", help="zero, mean or patch, in --effects.", show_default="zero; patch")
+        str | None,
+        typer.Option(
+            metavar="HOW", help="How --effects replaces: zero, mean or patch.", show_default="zero; patch with --source"
+        ),
     ] = None,
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write all answers into one file.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="The run whose log --findings reads.", show_default="the model's own"),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Instead of a PROMPT: random tokens, twice, on which induction heads show.")
+    ] = False,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write the answers into one HTML file.")] = None,
     dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help="Exact in float32; float32, bfloat16 or float16.")
+        str, typer.Option(metavar="TYPE", help="float32, in which looks are exact, bfloat16 or float16.")
     ] = "float32",
     device: Device = None,
     json: Json = False,
@@ -80,9 +96,8 @@ def look(
 ) -> None:
     """Look inside a pass: what comes next, how the layers got there, and which parts did it.
 
-    Without a question, one screen about the prompt. Each question adds an answer; --json is a list of them.
+    Without a question, one screen about the prompt. Every question adds its answer; --json prints them as a list.
     """
-    texts = _texts(prompts)
     asked = Asked(
         attention=attention,
         lens=lens,
@@ -98,14 +113,21 @@ def look(
         versus=versus,
         source=source,
         how=how,
+        run=run,
     )
-    asked.check(texts)
+    asked.check(1 if probe else len(prompts or ["-"]))
+    if probe and prompts:
+        raise typer.BadParameter("--probe is a text itself: leave out the PROMPT")
+    if html is not None and not Path(html).parent.is_dir():  # told before the work, not after it
+        raise typer.BadParameter(f"--html {html}: there is no folder {Path(html).parent}")
+    texts: list[str] = [] if probe else _texts(prompts)
     name = model_name(model)
     loaded = open_model(name, dtype, device)
+    from cutaway.inside import probe as probed
     from cutaway.show.terminal import console, waiting
 
     with waiting("looking") as told:
-        results = list(asked.answers(loaded, name, texts, told))
+        results = list(asked.answers(loaded, name, [probed(loaded)] if probe else texts, told))
     if html is not None:
         from cutaway.show.html import write
 
@@ -138,28 +160,36 @@ class Asked:
     versus: str | None = None
     source: str | None = None
     how: str | None = None
+    run: str | None = None
 
     @property
     def of_one_text(self) -> bool:
         """Whether anything but the senses is asked; to ask nothing is to ask for the one screen."""
         return self.senses is None or replace(self, senses=None) != Asked()
 
-    def check(self, texts: Sequence[str]) -> None:
-        """Refuse options that would have no use."""
-        if self.of_one_text and len(texts) > 1:
-            raise typer.BadParameter(f"{len(texts)} prompts: give one (in quotes), or several sentences for --senses")
-        if self.senses is not None and len(texts) < 2:
+    def check(self, n_texts: int) -> None:
+        """Refuse what would have no use, before anything is loaded."""
+        if self.of_one_text and n_texts > 1:
+            raise typer.BadParameter(f"{n_texts} prompts: put one text in quotes; only --senses takes several")
+        if self.senses is not None and n_texts < 2:
             raise typer.BadParameter("--senses needs two sentences or more, each in quotes")
-        if self.effects is None and (self.source is not None or self.how is not None):
-            raise typer.BadParameter("--source and --how belong to --effects")
-        needs_target = self.lens or self.contributions or self.effects is not None
-        if not needs_target and (self.target is not None or self.versus is not None):
-            raise typer.BadParameter("--target and --versus belong to --lens, --contributions and --effects")
+        followed = {"--lens": self.lens, "--contributions": self.contributions, "--effects": self.effects is not None}
+        for option, given, able in (
+            ("--target", self.target, followed),
+            ("--versus", self.versus, {name: used for name, used in followed.items() if name != "--lens"}),
+            ("--source", self.source, {"--effects": followed["--effects"]}),
+            ("--how", self.how, {"--effects": followed["--effects"]}),
+            ("--run", self.run, {"--findings": self.findings}),
+        ):
+            if given is not None and not any(able.values()):
+                raise typer.BadParameter(f"{option} belongs to {' or '.join(able)}: add it, or leave {option} out")
+        if self.edit and replace(self, edit=(), lens=False, target=None) != Asked():
+            raise typer.BadParameter("--edit changes what comes next and --lens, nothing else: ask the rest without it")
 
     def answers(
-        self, model: LanguageModel, name: str, texts: Sequence[str], told: Callable[[str], None]
+        self, model: LanguageModel, name: str, texts: Sequence[str | list[int]], told: Callable[[str], None]
     ) -> Iterator[Result]:
-        """Each question's answer. A model that is a run's folder brings its log to the findings."""
+        """Each question's answer, in the order of the help."""
         from cutaway import inside
 
         if self.senses is not None:
@@ -171,10 +201,9 @@ class Asked:
         edits = [inside.edit(words) for words in self.edit]
         if edits:
             yield inside.edited(model, text, edits)
-        if self.attention == "all":
-            yield inside.attention(model, text)
-        elif self.attention is not None:
-            yield inside.attention(model, text, head=self.attention)
+        if self.attention is not None:
+            head = None if self.attention == "all" else self.attention
+            yield inside.attention(model, text) if head is None else inside.attention(model, text, head=head)
         if self.lens:
             told("lens: reading every layer")
             yield inside.lens(model, text, target=self.target, edits=edits)
@@ -184,7 +213,7 @@ class Asked:
             yield inside.effects(
                 model,
                 text,
-                what=self.effects,  # type: ignore[arg-type]  # checked there, with the nearest name
+                what=self.effects,  # type: ignore[arg-type]  # checked there, with what there is
                 source=self.source,
                 how=self.how,  # type: ignore[arg-type]
                 target=self.target,
@@ -195,14 +224,20 @@ class Asked:
             yield inside.neighbours(model, text, name=self.neighbours)
         if self.compare is not None:
             other = open_model(self.compare, str(model.dtype).removeprefix("torch."), str(model.device))
+            told("compare: reading the text with both")
             yield inside.compare(model, other, text, names=(name, self.compare))
         if self.findings:
-            told("findings: taking every head away")
-            yield inside.findings(model, text, run=name if Path(name, "log.jsonl").exists() else None)
+            told("findings: taking heads away, one by one")
+            yield inside.findings(model, text, run=_run_of(name) if self.run is None else self.run)
         if self.exact:
             yield inside.exact(model, text)
         if self == Asked():
             yield inside.look(model, text)
+
+
+def _run_of(name: str) -> str | None:
+    """The run that a model is of: its folder has the log, or a checkpoint's folder is in one that has it."""
+    return name if any((folder / "log.jsonl").is_file() for folder in (Path(name), Path(name).parent)) else None
 
 
 def _texts(prompts: Sequence[str] | None) -> list[str]:

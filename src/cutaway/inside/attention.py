@@ -15,7 +15,7 @@ from cutaway.figures import Cell, Figure, HeatMap, HeatMaps, Numbers, Prose, Res
 from cutaway.inside.heads import KINDS, has_repeats, summaries
 from cutaway.inside.labels import labels
 from cutaway.inside.targets import Reader, wide
-from cutaway.inside.trace import LIMIT, trace
+from cutaway.inside.trace import LIMIT, Trace, trace
 from cutaway.nn.attention import Attention as AttentionModule
 from cutaway.nn.mask import build_mask
 
@@ -31,9 +31,9 @@ SINK = (
 )
 NO_REPEATS = (
     "No token of this text comes twice with another between, so there is no induction to score: give the text of "
-    "`probe(model)`, random tokens that repeat."
+    "`probe(model)`, random tokens that repeat (on the command line --probe)."
 )
-FEW_REPEATS = "In a text with few repetitions induction is scored on few queries: `probe(model)` gives a proper one."
+FEW_REPEATS = "In a text with few repetitions induction is scored on few queries: `probe(model)`, or --probe, has many."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -254,15 +254,25 @@ def all_heads(model: Reader, ids: list[int], limit: int) -> Attention:
 
 def one_head(model: Reader, ids: list[int], layer: int, head: int, limit: int) -> HeadAttention:
     """All stages of one head."""
-    config = model.network.config
+    (found,) = trace(model, [ids], keep=list(stages_of(model.network.config, layer, head).values()), limit=limit)
+    return seen(model, found, layer, head)
+
+
+def stages_of(config: ModelConfig, layer: int, head: int) -> dict[str, str]:
+    """The trace names of what a head is shown by: its stages, and the values that it reads."""
+    at, kv_head = f"blocks.{layer}.attn", head * config.n_kv_heads // config.n_heads
+    stages = {name: f"{at}.{name}[head {head}]" for name in ("scores", "scaled", "masked", "pattern")}
+    return stages | {"v": f"{at}.v[head {kv_head}]"}
+
+
+def seen(model: Reader, found: Trace, layer: int, head: int) -> HeadAttention:
+    """All stages of one head, from a trace that has kept them."""
+    config, ids = model.network.config, found.tokens
     module = cast(AttentionModule, model.network.get_submodule(f"blocks.{layer}.attn"))
     n_shared = config.n_heads // config.n_kv_heads
     kv_head = head // n_shared
-    stages = {name: f"blocks.{layer}.attn.{name}[head {head}]" for name in ("scores", "scaled", "masked", "pattern")}
-    v = f"blocks.{layer}.attn.v[head {kv_head}]"
-    (found,) = trace(model, [ids], keep=[*stages.values(), v], limit=limit)
-    values = {name: wide(found[key][0, 0]) for name, key in stages.items()}
-    lengths = (wide(found[v][0, 0]) @ wide(module.W_O[head])).norm(dim=-1)
+    values = {name: wide(found[key][0, 0]) for name, key in stages_of(config, layer, head).items()}
+    lengths = (values.pop("v") @ wide(module.W_O[head])).norm(dim=-1)
     moved = values["pattern"] * lengths
     kinds = {name: float(score) for name, score in summaries(values["pattern"], ids).items()}
     values |= {"moved": moved, "share": moved / moved.sum(-1, keepdim=True).clamp(min=torch.finfo(moved.dtype).tiny)}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import InsideError
-from cutaway.figures import Bars, Cell, Figure, HeatMap, Numbers, Prose, Result, Table, plain
+from cutaway.figures import Bars, Cell, Figure, HeatMap, Numbers, Prose, Result, Table, Tokens, plain
 from cutaway.inside.labels import label, labels
 from cutaway.inside.names import names
 from cutaway.inside.targets import Reader, Token, count_of, position_of, token_of
@@ -85,9 +85,10 @@ class Contributions(Result):
         shown = [*largest, *rest] if n_rest else largest
         layers = [str(layer) for layer in range(len(self.heads))]
         return [
+            Tokens(title="The text", labels=self.labels, ids=self.tokens),
             Bars(
                 title=f"What did most for {self._what}, or against it",
-                note=f"Together they are {self.value:.4g}.",
+                note=f"Together they are {self.value:.4g}.".replace("-", "−"),
                 labels=[name for name, _ in shown],
                 values=[value for _, value in shown],
                 unit="logit",

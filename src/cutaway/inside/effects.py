@@ -148,7 +148,8 @@ class Effects(Result):
             part = f"head {layer}.{head}" if self.what == "heads" else f"{CALLED[self.what]} {layer}"
             numbers: list[Cell] = [float(self.values[place]), float(self.changes[place])]
             recovered: list[Cell] = [] if recovery is None else [float(recovery[place])]
-            rows.append([part, self.columns[column], *numbers, *recovered])
+            alone = f" ({self.positions[column][0]})" if len(self.positions[column]) == 1 else ""
+            rows.append([part, self.columns[column] + alone, *numbers, *recovered])
         columns = ["part", "at", f">{self.unit or 'value'}", ">change", *([] if recovery is None else [">recovered"])]
         return Table(title="What moves it most", columns=columns, rows=rows)
 

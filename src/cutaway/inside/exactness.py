@@ -66,7 +66,13 @@ class Exactness(Result):
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         checks = [asdict(check) | {"holds": check.holds} for check in self.checks]
-        return {"tokens": list(self.tokens), "dtype": self.dtype, "holds": self.holds, "checks": checks}
+        return {
+            "kind": "exactness",
+            "tokens": list(self.tokens),
+            "dtype": self.dtype,
+            "holds": self.holds,
+            "checks": checks,
+        }
 
 
 class Sums(Tap):

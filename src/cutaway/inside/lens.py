@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,7 @@ def lens(
     sublayers: bool = False,
     edits: Sequence[Edit] = (),
     limit: int = LIMIT,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Lens:
     """What each layer would say at each position: the final norm with the row's own statistics, the head, the soft cap.
 
@@ -180,6 +181,7 @@ def lens(
         sublayers: also a row after every attention.
         edits: what to change on the way, as in `trace`.
         limit: what the traced streams may hold [B].
+        progress: called with how many cells are read, and how many there are.
     Raises:
         InsideError: a target that is not one token, k outside the vocabulary, or more bytes than the limit.
         ContextError, TokenizerError, GenerationError: as in `generate`.
@@ -194,7 +196,7 @@ def lens(
     if chosen is None:
         chosen = int(found.logits[-1].argmax())
     targets = [*ids[1:], chosen] if actual else [chosen] * len(ids)
-    numbers = measure(network, [found[name] for name in names], targets, k)
+    numbers = measure(network, [found[name] for name in names], targets, k, progress)
     top = numbers["top"]
     words = {int(i): label(model.tokenizer, int(i)) for i in np.unique([*top.flat, *targets])}
     return Lens(
@@ -207,7 +209,13 @@ def lens(
     )
 
 
-def measure(network: Transformer, states: Sequence[Tensor], targets: Sequence[int], k: int) -> dict[str, Any]:
+def measure(
+    network: Transformer,
+    states: Sequence[Tensor],
+    targets: Sequence[int],
+    k: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
     """The numbers of every state [1 T D] at every position, one state and a stretch of positions at a time."""
     n_tokens = states[-1].shape[1]
     stretch = max(1, AT_ONCE // network.config.d_vocab)
@@ -222,6 +230,7 @@ def measure(network: Transformer, states: Sequence[Tensor], targets: Sequence[in
             p = logits.softmax(-1)
             final = p if final is None else final
             rows.append(_cells(logits, p, final, wanted[at], k))
+            progress(first * len(states) + len(rows) * len(p), n_tokens * len(states))
         stretches.append({name: torch.stack([row[name] for row in reversed(rows)]) for name in rows[0]})
     found = {name: torch.cat([one[name] for one in stretches], dim=1) for name in stretches[0]}
     cross = found.pop("cross_entropy")

@@ -68,7 +68,7 @@ class Look(Result):
             ),
             self._path(winner),
             self._parts(winner),
-            Prose(title="What to ask next", lines=self._questions(winner)),
+            Prose(title="What to ask next", lines=self._questions()),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,22 +107,22 @@ class Look(Result):
         pairs = zip([*heads, *pad][:n_rows], [*feed_forwards, *pad][:n_rows], strict=True)
         return Table(
             title=f"What did most for {winner}",
-            note=f"What each adds to its logit, straight, on the way to {self.parts.value:.4g} in all.",
+            note=f"What each adds to its logit by itself, of {self.parts.value:.4g} in all.".replace("-", "−"),
             columns=["head", ">logit", "feed-forward", ">logit"],
             rows=[[*head, *feed_forward] for head, feed_forward in pairs],
         )
 
-    def _questions(self, winner: str) -> list[str]:
+    def _questions(self) -> list[str]:
         layer, head, _ = self.heads[0]
         asked = {
-            f"--attention {layer}.{head}": f"where the head that did most for {winner} looks",
+            f"--attention {layer}.{head}": f"where head {layer}.{head} looks, stage by stage",
             f"--edit 'zero blocks.{layer}.attn.z[head {head}]'": "what comes without it",
-            "--lens": "what every layer would say, at every position",
+            "--lens": "what every layer would say",
             "--contributions": "what every part adds",
             "--html look.html": "this in a file for the browser",
         }
         width = max(map(len, asked))
-        return [f"{option:{width}}  {told}" for option, told in asked.items()]
+        return [f"{option:{width}}  → {told}" for option, told in asked.items()]
 
 
 @torch.no_grad()
