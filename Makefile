@@ -13,6 +13,7 @@ demo: $(VENV)/.run                      ## install, let the bundled model speak,
 	$(BIN)/cutaway train "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/*.py" \
 	  --out runs/demo --size nano --vocab-size 1024 --batch-size 8 --steps 250 --lr 0.01 --eval-every 125 --sample-every 0
 	$(BIN)/cutaway run -m runs/demo --max-tokens 70 --seed 1 --temperature 0.6 "    def"
+	@echo "Watch bard think: start $(BIN)/cutaway serve, and open http://127.0.0.1:8000/"
 
 test: $(VENV)/.dev                      ## every check
 	$(BIN)/ruff check .
@@ -36,7 +37,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
