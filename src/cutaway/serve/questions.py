@@ -86,10 +86,15 @@ class LookQuestion(Question):
 class TowerQuestion(Question):
     """The model as it is, on a text."""
 
+    long = True
     prompt: OnePrompt
 
     def answer(self, asked: Asked) -> Result:
-        return tower(asked.model, asked.ids(self.prompt))
+        return tower(
+            asked.model,
+            asked.ids(self.prompt),
+            progress=lambda done, total: asked.tell(Said(done, total, "layers")),
+        )
 
 
 class HeadQuestion(Question):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cutaway.figures import Cell, Figure, HeatMap, Numbers, Result, Table, plain
-from cutaway.inside.attention import HeadAttention, attention, head_of
+from cutaway.inside.attention import HeadAttention, head_of, seen, stages_of
 from cutaway.inside.targets import position_of
 from cutaway.inside.trace import trace
 from cutaway.language_model import LanguageModel
@@ -125,10 +125,9 @@ def staged(model: LanguageModel, ids: list[int], head: str) -> Staged:
         InsideError: no such head.
     """
     layer, number = head_of(model.config, head)
-    found = attention(model, ids, head=(layer, number))
-    assert isinstance(found, HeadAttention)
-    at = f"blocks.{layer}.attn"
-    names = [f"{at}.z[head {number}]", f"{at}.q[head {number}]", f"{at}.k[head {found.kv_head}]"]
-    (kept,) = trace(model, [ids], keep=names)
-    z, q, k = (kept[name][0, 0].float().cpu().numpy() for name in names)
-    return Staged(found=found, z=z, q=q, k=k)
+    stages = stages_of(model.config, layer, number)
+    at, kv_head = f"blocks.{layer}.attn", number * model.config.n_kv_heads // model.config.n_heads
+    more = [f"{at}.z[head {number}]", f"{at}.q[head {number}]", f"{at}.k[head {kv_head}]"]
+    (kept,) = trace(model, [ids], keep=[*stages.values(), *more])
+    z, q, k = (kept[name][0, 0].float().cpu().numpy() for name in more)
+    return Staged(found=seen(model, kept, layer, number), z=z, q=q, k=k)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cutaway.account import flops, parameters
 from cutaway.account.units import amount
-from cutaway.config import ModelConfig, NoPositionConfig, RotaryConfig
+from cutaway.config import MaskConfig, ModelConfig, NoPositionConfig, RotaryConfig
 from cutaway.figures import Cell, Figure, HeatMaps, Lines, Numbers, Result, Series, Table, Tokens, plain
 from cutaway.inside.attention import hidden
 from cutaway.inside.heads import (
@@ -30,7 +30,7 @@ from cutaway.inside.heads import (
 from cutaway.inside.labels import labels
 from cutaway.language_model import LanguageModel
 from cutaway.nn.tap import Tap
-from cutaway.show.packed import pooled
+from cutaway.show.packed import THUMB
 
 PAIRS = {
     "previous": previous_keys,
@@ -121,9 +121,12 @@ class Tower(Result):
 class Small(Tap):
     """Makes a small picture and the scores of every pattern as it passes by, and holds none."""
 
-    def __init__(self, config: ModelConfig, tokens: list[int]) -> None:
+    def __init__(self, config: ModelConfig, tokens: list[int], progress: Callable[[int, int], None]) -> None:
+        self.progress = progress
         self.config = config
         self.n_tokens = len(tokens)
+        self.starts = np.unique(np.arange(min(len(tokens), THUMB)) * len(tokens) // min(len(tokens), THUMB))
+        self.unseen: dict[MaskConfig, Any] = {}  # whether a patch is hidden, for each kind of mask
         self.pairs = {name: keys(tokens) for name, keys in PAIRS.items()}
         self.pictures: list[Numbers] = []
         self.kinds: dict[str, list[Numbers]] = {name: [] for name in KINDS}
@@ -137,25 +140,39 @@ class Small(Tap):
             self._pattern(value[0].float().cpu())
         elif name == "resid_post" or (name == "resid_pre" and not self.stream):
             self.stream.append(float(value[0, -1].double().norm()))
+            self.progress(len(self.stream) - 1, self.config.n_layers)
         return value
 
     def _pattern(self, pattern: Tensor) -> None:
         scores = {name: share_on(pattern, keys) for name, keys in self.pairs.items()} | {"entropy": entropy(pattern)}
         for name, score in scores.items():
             self.kinds[name].append(score.numpy())
-        unseen = torch.from_numpy(hidden(self.config, len(self.pictures), self.n_tokens))
-        self.pictures.append(pooled(pattern.masked_fill(unseen, torch.nan).numpy(), "share"))
+        layer = len(self.pictures)
+        mask = self.config.masks[layer]
+        if mask not in self.unseen:
+            seen = ~hidden(self.config, layer, self.n_tokens)
+            self.unseen[mask] = self._largest(seen.astype(np.float32)) == 0
+        self.pictures.append(np.where(self.unseen[mask], np.nan, self._largest(pattern.numpy())))
+
+    def _largest(self, values: Numbers) -> Numbers:
+        """Of every patch the largest number."""
+        rows: Numbers = np.maximum.reduceat(values, self.starts, axis=-2)
+        return np.maximum.reduceat(rows, self.starts, axis=-1)
 
 
 @torch.inference_mode()
-def tower(model: LanguageModel, ids: list[int]) -> Tower:
+def tower(
+    model: LanguageModel, ids: list[int], *, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Tower:
     """One pass over a text, seen from afar.
 
+    Args:
+        progress: called with how many layers are passed, and how many there are.
     Raises:
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
     ids = model.ids(ids)
-    small = Small(model.config, ids)
+    small = Small(model.config, ids, progress)
     model.network.residual(torch.tensor([ids], device=model.device), tap=small)
     return Tower(
         tokens=tuple(ids),

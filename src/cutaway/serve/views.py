@@ -213,7 +213,8 @@ async def cell(name: str, query: int, key: int, exhibits: Shown) -> Response:
 async def saved(name: str, exhibits: Shown) -> Response:
     """An answer as one file that needs no network."""
     found = _answer(exhibits, name).result
-    text = await asyncio.to_thread(lambda: html.document([found, *found.answers], found.heading).encode("utf-8", "replace"))
+    results = [found, *found.answers]
+    text = await asyncio.to_thread(lambda: html.document(results, found.heading).encode("utf-8", "replace"))
     headers = NO_STORE | {"Content-Disposition": 'attachment; filename="cutaway.html"'}
     return Response(text, media_type="text/html", headers=headers)
 
