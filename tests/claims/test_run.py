@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 
 import cutaway
 from cutaway.claims.claim import Claim, Evidence, met
-from cutaway.claims.lab import Lab
+from cutaway.claims.lab import LEAST_CONTEXT, Lab
 from cutaway.claims.run import CLAIMS, Claims, claims, plainly_held
 from cutaway.errors import InsideError
 from cutaway.language_model import LanguageModel
+from support.tiny import OURS
 from support.trials import fresh, tried
 
 SHAPES = ["capped sandwich", "gpt2", "parallel"]  # grouped and windowed; learned; side by side
@@ -101,6 +103,25 @@ def test_some_numbers_run_alone_and_tell_what_they_do() -> None:
 def test_a_number_that_no_claim_has() -> None:
     with pytest.raises(InsideError, match="there is no claim 15: they are 1 to 14"):
         claims(fresh("grouped"), [3, 15])
+    for wrong, said in (("3", "'3'"), ([3.5], "3.5")):
+        with pytest.raises(InsideError, match=f"there is no claim {said}"):
+            claims(fresh("grouped"), wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("small", "said"),
+    [({"n_ctx": 3}, "a context of 3 is too small"), ({"d_vocab": 1}, "a vocabulary of 1 is too small")],
+)
+def test_a_model_too_small_to_tell_anything_is_told(small: dict[str, int], said: str) -> None:
+    with pytest.raises(InsideError, match=said):
+        claims(fresh(replace(OURS["grouped"], **small)), 1)
+
+
+@pytest.mark.parametrize("what", ["grouped", "classic"])
+def test_all_hold_on_a_context_of_four(what: str) -> None:
+    model = fresh(replace(OURS[what], n_ctx=LEAST_CONTEXT))
+    for claim in CLAIMS:
+        assert tried(claim, model).verdict == "holds", claim.title
 
 
 def test_a_model_in_bfloat16_is_measured_in_float32_and_left_as_it_is() -> None:

@@ -16,6 +16,7 @@ import cutaway
 from cutaway.checkpoint.load import LoadReport
 from cutaway.config import CausalMaskConfig, ModelConfig, RotaryConfig
 from cutaway.data.vocabulary import Sample, train_tokenizer
+from cutaway.errors import InsideError
 from cutaway.inside.edits import Edit
 from cutaway.inside.trace import Trace, trace
 from cutaway.language_model import LanguageModel
@@ -39,6 +40,8 @@ PASSAGE = (
 # What is trained on the spot: small enough for seconds, and with positions in which "one further" is easily learned.
 SMALL = ModelConfig(n_layers=2, n_ctx=32, d_model=64, d_vocab=257, n_heads=4, position=RotaryConfig())
 TRAINING = TrainConfig(steps=160, batch_size=24, warmup=16, optimizer="muon", lr=1e-2)
+LEAST_CONTEXT = 4  # one token, three that follow: with fewer there is no other order, and no growth
+LEAST_VOCABULARY = 16  # in a smaller one a shuffle may be no shuffle
 N_TESTS = 48  # windows of text that it has not seen
 HELD_OUT = 0.1  # of the text, at its end
 
@@ -64,6 +67,15 @@ class Lab:
     seed: int = 0
     progress: Progress = lambda said: None
     _small: dict[ModelConfig, Small] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises InsideError where the model is too small for the experiments."""
+        for what, n, least in (
+            ("context", self.model.config.n_ctx, LEAST_CONTEXT),
+            ("vocabulary", self.model.config.d_vocab, LEAST_VOCABULARY),
+        ):
+            if n < least:
+                raise InsideError(f"{self.name}: a {what} of {n} is too small for the claims: they need {least} tokens")
 
     def about(self, model: LanguageModel) -> Lab:
         """The same lab with another model on trial."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cutaway.checked import short
 from cutaway.claims import (
     context,
     dot,
@@ -117,13 +118,13 @@ def claims(
         name: what the model is called in the answer [what was given, or "the model"].
         progress: is told what is being done.
     Raises:
-        InsideError: a number that no claim has.
+        InsideError: a number that no claim has, or a model of too few tokens to tell anything.
         CheckpointError: a model that cannot be loaded.
     """
     wanted = [numbers] if isinstance(numbers, int) else list(numbers)
     for number in wanted:
-        if not 1 <= number <= len(CLAIMS):
-            raise InsideError(f"there is no claim {number}: they are 1 to {len(CLAIMS)}")
+        if number not in range(1, len(CLAIMS) + 1):
+            raise InsideError(f"there is no claim {short(number)}: they are 1 to {len(CLAIMS)}")
     subject = plainly_held(model if isinstance(model, LanguageModel) else load(model, dtype="float32", device="cpu"))
     name = name or ("the model" if isinstance(model, LanguageModel) else str(model or "the default model"))
     lab = Lab(model=subject, name=name, seed=seed, progress=progress)
