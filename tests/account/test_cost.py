@@ -49,6 +49,26 @@ def test_its_figures() -> None:
         json.dumps(figure.to_dict(), allow_nan=False)
 
 
+def test_a_step_of_training_moves_what_its_optimizer_keeps() -> None:
+    adamw, muon = (
+        cost("gpt2", hardware="a100", optimizer=name).to_dict()["time"]["training_step"]["n_bytes"]
+        for name in ("adamw", "muon")
+    )
+    assert adamw == 2 * 4 * 4 * 124_439_808  # weights, gradients and two numbers more, read and written
+    assert adamw - muon == 2 * 4 * 12 * 12 * 768**2  # Muon: one number less for each weight of a block's matrices
+
+
+@pytest.mark.parametrize(("context", "is_told"), [(1024, True), (526, True), (525, False)])
+def test_more_tokens_than_the_model_reads_are_told(context: int, is_told: bool) -> None:
+    """500 new tokens after 525: the last one is written and not read, so 1,024 are."""
+    found = cost("gpt2", context=context, tokens=500)
+    work = next(figure for figure in found.figures() if figure.title.startswith("Work [FLOP]"))
+    assert isinstance(work, Table)
+    assert ("The model reads 1,024 tokens at most" in work.note) == is_told
+    if context == 526:
+        assert "1 fewer than 500 new ones take" in work.note
+
+
 def test_time_is_unknown_without_hardware() -> None:
     prose = cost("gpt2").figures()[0]
     assert isinstance(prose, Prose)
@@ -107,7 +127,10 @@ def test_a_loaded_model_a_config_a_preset_and_a_bundled_name(tmp_path: Path) -> 
         ({"dtype": "fp8"}, "dtype = 'fp8': use float32 or bfloat16 or float16"),
         ({"optimizer": "sgd"}, "optimizer = 'sgd': use adamw or muon"),
         ({"hardware": "h10"}, "did you mean h100"),
-        ({"gpus": 8}, "of which kind"),
+        ({"gpus": 8}, "gpus = 8: of which kind"),
+        ({"train_tokens": 10**9}, "train_tokens = 1000000000: on which kind"),
+        ({"share": "all"}, "share = 'all'"),
+        ({"hardware": 3}, "hardware = 3: it must be a name"),
         ({"gpus": 0, "hardware": "h100"}, "gpus = 0"),
         ({"share": 0.0}, "share = 0.0"),
     ],

@@ -74,3 +74,13 @@ def test_what_cannot_be_measured_is_refused_before_it_is_built() -> None:
 def test_an_error_needs_both_numbers() -> None:
     assert Measured(what="x", unit="s", predicted=2.0, measured=4.0).error == -0.5
     assert Measured(what="x", unit="s", predicted=None, measured=4.0).error is None
+
+
+@pytest.mark.parametrize(("bandwidth", "is_told"), [(1.0, True), (1e18, False)])
+def test_what_is_faster_than_memory_says_why(monkeypatch: pytest.MonkeyPatch, bandwidth: float, is_told: bool) -> None:
+    """A small network lies in a cache, and beats the bound that memory sets."""
+    monkeypatch.setattr(room, "SPENT", 0.0001)
+    monkeypatch.setattr("cutaway.account.machine.matrix_peak", lambda dtype, device: 1e18)
+    monkeypatch.setattr("cutaway.account.machine.memory_bandwidth", lambda device: bandwidth)
+    rows = [row for row in measure(classic(2, 4, 64, 128, 67), 32, device=CPU) if row.unit == "s"]
+    assert all(("a cache held" in row.note) == is_told for row in rows)

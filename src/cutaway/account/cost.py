@@ -12,7 +12,7 @@ from cutaway.account.formula import letters
 from cutaway.account.hardware import Hardware, hardware_named
 from cutaway.account.models import HasConfig, config_of
 from cutaway.account.scale import SHARE, Scale, scale
-from cutaway.checked import check_count, short
+from cutaway.checked import check_count, is_finite, short
 from cutaway.config import ModelConfig
 from cutaway.errors import ConfigError
 from cutaway.figures import Figure, Result
@@ -146,7 +146,13 @@ class Cost(Result):
             "prefill": time.prefill(config, asked.context, hardware, asked.dtype, asked.batch),
             "step": time.step(config, asked.context, hardware, asked.dtype, asked.batch),
             "training_step": time.training_step(
-                config, asked.context, hardware, asked.dtype, asked.batch, asked.recompute
+                config,
+                asked.context,
+                hardware,
+                asked.dtype,
+                asked.batch,
+                recompute=asked.recompute,
+                optimizer=asked.optimizer,
             ),
         }
 
@@ -218,7 +224,8 @@ def cost(
     scales: tuple[Scale, ...] = ()
     if gpus is not None or train_tokens is not None:
         if found is None:
-            raise ConfigError(f"gpus = {gpus}: of which kind? Name it with --hardware, such as h100 or a100")
+            asked_for = f"train_tokens = {short(train_tokens)}: on" if gpus is None else f"gpus = {short(gpus)}: of"
+            raise ConfigError(f"{asked_for} which kind? Name it with --hardware, such as h100 or a100")
         scales = _scales(config, found, asked, _count("gpus", 1 if gpus is None else gpus, 10**6), train_tokens)
     measured: tuple[Measured, ...] = ()
     if measure:
@@ -264,6 +271,8 @@ def _measured(
 def _hardware(hardware: str | Hardware | None, dtype: str, device: str | None) -> Hardware | None:
     if hardware is None or isinstance(hardware, Hardware):
         return hardware
+    if not isinstance(hardware, str):
+        raise ConfigError(f"hardware = {short(hardware)}: it must be a name, such as h100, or a Hardware")
     if hardware.lower() != "here":
         return hardware_named(hardware)
     from cutaway.account.machine import this_machine
@@ -285,7 +294,7 @@ def _count(name: str, value: int, limit: int, config: ModelConfig | None = None)
 
 
 def _share(value: float) -> float:
-    if not 0 < value <= 1:
+    if not is_finite(value) or not 0 < value <= 1:
         raise ConfigError(f"share = {short(value)}: a part of the matrix peak, above 0 and 1 at most")
     return value
 

@@ -250,6 +250,8 @@ class _Bench:
         ):
             seconds = self._shortest(work, cache)
             share = "" if foreseen.seconds is None else f"; {foreseen.seconds / seconds:.0%} of the roofline reached"
+            if foreseen.seconds is not None and seconds < foreseen.seconds:
+                share += ": a cache held what was to be read, or the machine was busier when its peak was measured"
             yield Measured(
                 what=what, unit="s", predicted=foreseen.seconds, measured=seconds, note=f"{foreseen.bound}{share}"
             )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cutaway.account import parameters
-from cutaway.config import LayerNormConfig, MaskConfig, ModelConfig, RotaryConfig, WindowMaskConfig
+from cutaway.account.flops import reach
+from cutaway.config import LayerNormConfig, MaskConfig, ModelConfig, RotaryConfig
 
 FP32 = 4
 SCORES = 1 << 22  # scores at a time that the loss of a training run holds; train/loss.py has the same
@@ -215,7 +216,3 @@ def pairs_in_chunks(mask: MaskConfig, n_tokens: int) -> int:
         last = min(first + CHUNK, n_tokens)
         total += (last - first) * (last - max(0, first + 1 - reach(mask, n_tokens)))
     return total
-
-
-def reach(mask: MaskConfig, n_tokens: int) -> int:
-    return min(n_tokens, mask.size) if isinstance(mask, WindowMaskConfig) else n_tokens

@@ -7,6 +7,7 @@ the largest product of each sub-layer is made. Scratch inside torch's own kernel
 from __future__ import annotations
 
 from cutaway.account import memory, parameters
+from cutaway.account.flops import reach
 from cutaway.account.memory import CHUNK, FP32, Optimizer
 from cutaway.config import MaskConfig, ModelConfig, PositionConfig, RotaryConfig
 
@@ -59,7 +60,7 @@ def _attending(
     entered = (2 if config.n_layers > 1 else 1) + (config.norm_placement != "post")
     turned = q + kv if isinstance(position, RotaryConfig) or config.attention.qk_norm else 0
     before = n * itemsize * (entered * config.d_model + q + 2 * kv + turned)
-    n_keys = min(n_tokens, CHUNK - 1 + memory.reach(mask, n_tokens))
+    n_keys = min(n_tokens, CHUNK - 1 + reach(mask, n_tokens))
     n_queries = min(n_tokens, CHUNK)
     if config.attention.soft_cap is not None:
         pairs = 3 * n_texts * config.n_heads * n_queries * n_keys * itemsize + n_queries * n_keys
@@ -96,6 +97,6 @@ def _slopes(config: ModelConfig, n_ctx: int, n_windows: int) -> int:
     inside = (2 if config.feedforward.gated else 1) * config.d_ff * n
     if config.attention.soft_cap is not None:  # then the patterns have gradients that are held
         n_queries = min(n_ctx, CHUNK)
-        pairs = max(n_queries * min(n_ctx, CHUNK - 1 + memory.reach(mask, n_ctx)) for mask in config.masks)
+        pairs = max(n_queries * min(n_ctx, CHUNK - 1 + reach(mask, n_ctx)) for mask in config.masks)
         inside = max(inside, n_windows * config.n_heads * 2 * pairs + 3 * n * config.n_heads * config.d_head)
     return 2 * n * config.d_model + inside

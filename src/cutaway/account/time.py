@@ -64,9 +64,16 @@ def step(config: ModelConfig, n_keys: int, hardware: Hardware, dtype: str, n_tex
 
 
 def training_step(
-    config: ModelConfig, n_ctx: int, hardware: Hardware, dtype: str, n_windows: int = 1, recompute: bool = False
+    config: ModelConfig,
+    n_ctx: int,
+    hardware: Hardware,
+    dtype: str,
+    n_windows: int = 1,
+    *,
+    recompute: bool = False,
+    optimizer: memory.Optimizer = "adamw",
 ) -> Time:
     """Forward, backward and update of some windows; of memory, weights, gradients and optimizer, read and written."""
     n_flops = flops.training(config, n_ctx, recompute=recompute).total * n_windows
-    moved = 2 * (2 * memory.weights(config) + memory.optimizer_numbers(config, "adamw") * memory.FP32)
+    moved = 2 * (2 * memory.weights(config) + memory.optimizer_numbers(config, optimizer) * memory.FP32)
     return roofline(n_flops, moved, hardware, dtype)

@@ -110,11 +110,18 @@ def _work(cost: Cost) -> Table:
     }
     if asked.recompute:
         columns[">recomputed"] = training.recomputed
+    n_read = asked.context + asked.tokens - 1  # the last token is written, and not read
+    past = (
+        f" The model reads {config.n_ctx:,} tokens at most, {n_read - config.n_ctx:,} fewer than {asked.tokens:,} new "
+        "ones take: give --context or --tokens less."
+        if n_read > config.n_ctx
+        else ""
+    )
     rows = [[name, *(amount(getattr(column, key)) for column in columns.values())] for key, name in SUBLAYERS.items()]
     return Table(
         title="Work [FLOP], of one text",
         note="A multiply-add is 2. Every query meets every key of its window: the causal half is not cut. Norms, "
-        "softmax and non-linearities are not counted. A prompt's last position alone goes through the head.",
+        "softmax and non-linearities are not counted. A prompt's last position alone goes through the head." + past,
         columns=["sub-layer", *columns],
         rows=[*rows, ["all", *(amount(column.total) for column in columns.values())]],
     )
