@@ -38,6 +38,19 @@ def test_all_of_it_goes_into_a_page(cutaway: Commands, counter: Path, tmp_path: 
     assert "3. A row knows no context: holds" in (tmp_path / "claims.html").read_text()
 
 
+@pytest.mark.parametrize("command", [("claims", "3"), ("cost", "gpt2")])
+def test_a_page_that_has_no_folder_is_told_before_the_work(
+    cutaway: Commands, counter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def worked(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the work was done first")
+
+    monkeypatch.setattr(Claim, "test", worked)
+    monkeypatch.setattr("cutaway.account.cost.cost", worked)
+    page = tmp_path / "none" / "page.html"
+    assert f"{page}: there is no folder {page.parent}" in cutaway.error(*command, "--html", page)
+
+
 def test_a_claim_that_fails_is_red(cutaway: Commands, tmp_path: Path) -> None:
     """Attention that adds nothing: no token ever has a context."""
     folder = save_ids_model(tmp_path / "silent")
@@ -106,7 +119,7 @@ def test_a_quiz_broken_off_goes_on(cutaway: Commands, counter: Path, tmp_path: P
     code, out, err = cutaway(*command, stdin="\n".join(letters[:5]).encode())
     assert code == 0
     assert "5 of 5 right, 9 questions left" in out
-    assert "`cutaway quiz --resume` goes on" in err
+    assert f"`cutaway quiz --resume --file {file}` goes on" in err
     code, out, err = cutaway("quiz", "--resume", "--file", file, "--json", stdin="\n".join(letters[5:]).encode())
     assert (code, err) == (0, "")
     data = json.loads(out)
@@ -152,11 +165,24 @@ def test_the_questions_are_had_without_answers(cutaway: Commands, counter: Path,
 
 
 def test_it_is_kept_in_the_users_cache(
-    cutaway: Commands, counter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cutaway: Commands, counter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: list[int]
 ) -> None:
     monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "cache"))
-    assert cutaway("quiz", "-m", counter, "--seed", "7", "--json")[0] == 0
+    code, _, err = cutaway("quiz", "-m", counter, "--seed", "7", stdin=b"a\n")
+    assert code == 0
     assert questions.resumed(tmp_path / "cache" / "quiz.json").seed == 7
+    assert "`cutaway quiz --resume` goes on" in err
+
+
+def test_a_quiz_without_answers_leaves_the_kept_one(cutaway: Commands, counter: Path, tmp_path: Path) -> None:
+    file = tmp_path / "quiz.json"
+    kept = questions.begun(7, str(counter))
+    kept = kept.answered(kept.questions[0], "a")
+    kept.save(file)
+    for options in ((), ("--json",)):
+        code, _, err = cutaway("quiz", "-m", counter, "--seed", "8", "--file", file, *options)
+        assert (code, err.count("kept in")) == (0, 0)
+    assert questions.resumed(file).given == kept.given
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.common import leaving_at_once, model_name, open_model, print_json, reported
+from cutaway.cli.common import check_page, leaving_at_once, model_name, open_model, print_json, reported
 from cutaway.cli.options import Debug, Json, Model
 
 Seed = Annotated[int, typer.Option(metavar="N", help="Of all that is drawn at random.")]
@@ -29,6 +29,7 @@ def claims(
     Each is measured on the model and on a control that is broken on purpose and must come out the other way. The
     model is held in float32 on the CPU. Exit code 1 if a claim fails.
     """
+    check_page(html)
     name = model_name(model)
     loaded = open_model(name, "float32", "cpu")
     from cutaway.claims.run import claims as findings_of

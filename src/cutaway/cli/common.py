@@ -12,11 +12,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 
 import typer
 
-from cutaway.errors import CutawayError, TokenizerError
+from cutaway.errors import ConfigError, CutawayError, TokenizerError
 from cutaway.show.terminal import CONTROLS
 
 if TYPE_CHECKING:
@@ -174,6 +175,18 @@ def as_text(line: bytes) -> str:
 def without_mark(text: str) -> str:
     """A text without the byte order mark that some editors and shells put at its start."""
     return text.removeprefix("\ufeff")
+
+
+def check_page(path: Path | None) -> None:
+    """Check, before work that takes minutes, that a page can be put there.
+
+    Raises:
+        ConfigError: its folder is not there, or it is one itself.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}: make it first")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path}: a folder: name a file, such as {path / 'page.html'}")
 
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cutaway.cli.common import leaving_at_once, model_name, print_json, reported
+from cutaway.cli.common import check_page, leaving_at_once, model_name, print_json, reported
 from cutaway.cli.options import Debug, Json, Model
 
 SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -71,6 +71,7 @@ def cost(
     """
     if name is not None and model is not None:
         raise typer.BadParameter("name the model once, with --model or without")
+    check_page(html)
     from cutaway.account.cost import cost as cost_of
     from cutaway.show.terminal import console, waiting
 

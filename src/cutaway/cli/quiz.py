@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +49,13 @@ def quiz(
         )
     if sitting is None:
         sitting = begun(SystemRandom().randrange(10**6) if seed is None else seed, name)
+    asking = Sitting(sitting, path, show_all=not json)
     try:
-        sitting = Sitting(sitting, path, show_all=not json).take()
+        sitting = asking.take()
     except KeyboardInterrupt:
         if sys.stdin.isatty():
             print(file=sys.stderr)  # what was being typed stays in its line
-        tell("note", f"kept in {path}: `cutaway quiz --resume` goes on")
+        _tell_kept(asking.quiz, path, file)
         raise
     if json:
         print_json(sitting.to_dict())
@@ -62,7 +64,14 @@ def quiz(
 
     console().print(sitting)
     if sitting.left:
-        tell("note", f"kept in {path}: `cutaway quiz --resume` goes on")
+        _tell_kept(sitting, path, file)
+
+
+def _tell_kept(sitting: Quiz, path: Path, file: Path | None) -> None:
+    """How to go on; nothing where nothing was answered, and so nothing kept."""
+    if sitting.given:
+        where = "" if file is None else f" --file {shlex.quote(str(file))}"
+        tell("note", f"kept in {path}: `cutaway quiz --resume{where}` goes on")
 
 
 class Sitting:
@@ -79,8 +88,7 @@ class Sitting:
         self.mark: _Marker | None = None
 
     def take(self) -> Quiz:
-        """Ask until nothing is left, or nobody answers."""
-        self.quiz.save(self.path)
+        """Ask until nothing is left, or nobody answers. The first answer takes the place of a quiz kept before."""
         lines = _lines()
         for number, question in enumerate(self.quiz.left, len(self.quiz.given) + 1):
             if self.show_all or self.is_typed:
