@@ -163,7 +163,10 @@ def _memory(cost: Cost) -> Table:
     training = held["training"]
     n = f"{asked.batch:,} × {asked.context:,} tokens"
     rows = [
-        *([f"weights, {name}", size(n_bytes), "running"] for name, n_bytes in held["weights"].items()),
+        *(
+            [f"weights, {name}", size(n_bytes), "running, scales not counted" if "bits" in name else "running"]
+            for name, n_bytes in held["weights"].items()
+        ),
         [f"keys and values, {n}, {asked.dtype}", size(held["kv_cache"]), "running"],
         [f"keys and values of a token, {asked.dtype}", size(held["kv_cache_per_token"]), "running"],
         [f"peak of a prompt, {n}, {asked.dtype}", size(held["prefill_peak"]), "weights, cache, activations"],
