@@ -44,6 +44,7 @@ LEAST_CONTEXT = 4  # one token, three that follow: with fewer there is no other 
 LEAST_VOCABULARY = 16  # in a smaller one a shuffle may be no shuffle
 N_TESTS = 48  # windows of text that it has not seen
 HELD_OUT = 0.1  # of the text, at its end
+START = "def "
 
 Progress = Callable[[str], None]
 
@@ -56,6 +57,7 @@ class Small:
     losses: tuple[float, ...]  # of every step
     all_at_once: float  # on text that it has not seen, each window in one pass, as in training
     from_before: float  # on the same windows, each byte from those before it alone, as when it writes
+    text: str  # what it writes after START
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,8 +164,11 @@ def train_small(config: ModelConfig, *, seed: int = 0, training: TrainConfig = T
         losses.append(loss.item())
     report = LoadReport(family="gpt_neox", source="trained on the spot", stored="float32")
     unseen = _windows(text[n_train:], config.n_ctx, N_TESTS, torch.Generator().manual_seed(seed))
+    model = LanguageModel(network.eval(), tokenizer, report, frozenset())
+    n_new = config.n_ctx - len(START)
     return Small(
-        model=LanguageModel(network.eval(), tokenizer, report, frozenset()),
+        model=model,
+        text="".join(model.stream(START, max_tokens=n_new, temperature=0.5, seed=seed)),
         losses=tuple(losses),
         all_at_once=loss_all_at_once(network, unseen),
         from_before=loss_from_before(network, unseen),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from cutaway.claims.claim import Claim, Evidence, met
-from cutaway.claims.lab import SMALL, Lab, look, scores
+from cutaway.claims.lab import SMALL, START, Lab, look, scores
 from cutaway.config import NoMaskConfig
 from cutaway.figures import Figure, HeatMap, Lines, Series, Table
 from cutaway.inside.altered import altered
@@ -17,7 +17,6 @@ N_TOKENS = 24
 CHEAT = 1.0  # nats: a loss this low on bytes is reached by reading the answer, not by predicting it
 SAME = 1e-3  # nats: what a training loss may differ from the loss in use
 UNMASKED = replace(SMALL, mask=NoMaskConfig())
-START = "def "
 
 
 def measure(lab: Lab, broken: bool) -> Evidence:
@@ -64,11 +63,6 @@ def _drawings(lab: Lab, ids: list[int], pattern: torch.Tensor) -> tuple[Figure, 
     names = labels(lab.model.tokenizer, ids)
     hidden = torch.ones_like(pattern, dtype=torch.bool).triu(1)
     trained = {"masked": lab.small(SMALL), "not masked": lab.small(UNMASKED)}
-    length = SMALL.n_ctx - len(START)
-    texts = {
-        name: "".join(one.model.stream(START, max_tokens=length, temperature=0.5, seed=lab.seed))
-        for name, one in trained.items()
-    }
     return (
         HeatMap(
             title="the pattern of layer 0, head 0",
@@ -77,7 +71,7 @@ def _drawings(lab: Lab, ids: list[int], pattern: torch.Tensor) -> tuple[Figure, 
             values=pattern.masked_fill(hidden & (pattern == 0), torch.nan).numpy(),
             row_axis="query",
             column_axis="key",
-            says="query {row} looks at key {column}: {value}",
+            says="query ‘{row}’ looks at key ‘{column}’: {value}",
         ),
         Lines(
             title="loss while training",
@@ -89,7 +83,7 @@ def _drawings(lab: Lab, ids: list[int], pattern: torch.Tensor) -> tuple[Figure, 
         Table(
             title=f"what they write after {START!r}",
             columns=["trained", "text", ">loss as in training", ">loss in use"],
-            rows=[[name, repr(texts[name]), one.all_at_once, one.from_before] for name, one in trained.items()],
+            rows=[[name, repr(one.text), one.all_at_once, one.from_before] for name, one in trained.items()],
         ),
     )
 
