@@ -199,6 +199,8 @@ def test_tokens_by_their_text() -> None:
         ({"positions": "some"}, "positions = 'some'"),
         ({"positions": 3}, "positions = 3"),
         ({"positions": [[]]}, "an empty list"),
+        ({"positions": []}, "an empty list"),
+        ({"positions": 0}, "positions = 0"),
         ({"positions": [6]}, "the prompt has positions -6 to 5"),
         ({"batch": 0}, "batch = 0"),
         ({"limit": 100}, "the limit is 100"),
@@ -209,6 +211,15 @@ def test_what_cannot_be_asked_is_said_in_one_line(options: dict[str, Any], messa
         effects(build("grouped"), TEXT, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_positions_may_come_as_an_array(build: Build) -> None:
+    model = build("grouped")
+    wanted = effects(model, TEXT, positions=[1, 4])
+    for positions in (np.array([1, 4]), torch.tensor([1, 4])):
+        found = effects(model, TEXT, positions=positions)
+        assert found.positions == ((1,), (4,))
+        assert np.array_equal(found.values, wanted.values)
 
 
 def test_nothing_remains(build: Build) -> None:

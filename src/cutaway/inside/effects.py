@@ -204,7 +204,7 @@ def effects(
     network, config, ids = model.network, model.network.config, model.ids(prompt)
     clean_ids = source_of(model, source, how, len(ids))
     at = position_of(position, len(ids))
-    sets = sets_of(positions or ("all" if what == "heads" else "each"), len(ids))
+    sets = sets_of(("all" if what == "heads" else "each") if positions is None else positions, len(ids))
     batch = None if batch is None else count_of(batch, 10**6, "batch")
     layers = range(config.n_layers)
     value, final = VALUES[what], f"blocks.{config.n_layers - 1}.resid_post"
