@@ -32,6 +32,16 @@ def test_every_promise_holds_for_every_family(name: str, build: Build) -> None:
     assert found.heading == "Exactness on 1 tokens in float32: every promise holds"
 
 
+def test_a_pass_without_numbers_keeps_no_promise(build: Build) -> None:
+    model = build("grouped")
+    with torch.no_grad():
+        model.network.blocks[0].attn.out.weight.fill_(torch.nan)
+    found = exact(model, TEXT)
+    assert not any(check.holds for check in found.checks)
+    data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert data["checks"][1] == {"name": "rows of every pattern sum to 1", "error": None, "limit": 1e-5, "holds": False}
+
+
 @pytest.mark.parametrize("name", ["grouped", "capped sandwich", "post norms"])
 def test_the_parts_of_a_trace_sum_to_the_whole(name: str, build: Build) -> None:
     """Contract 6 from what a trace holds: embedding, every head, biases, every feed-forward."""

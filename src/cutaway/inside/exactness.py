@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from cutaway.figures import Figure, Result, Table
+from cutaway.figures import Figure, Result, Table, plain
 from cutaway.inside.edits import Patch
 from cutaway.inside.trace import LIMIT, Model, trace
 from cutaway.network import Transformer
@@ -64,8 +64,7 @@ class Exactness(Result):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        checks = [asdict(check) | {"holds": check.holds} for check in self.checks]
+        checks = [plain(asdict(check), 6) | {"holds": check.holds} for check in self.checks]
         return {
             "kind": "exactness",
             "tokens": list(self.tokens),
@@ -83,7 +82,7 @@ class Sums(Tap):
         self.by_head = network.config.norm_placement == "pre"  # else a norm stands between the heads and what is added
         self.parts = network.embed.weight.new_zeros((), dtype=torch.float64)
         self.last: Tensor = self.parts
-        self.rows_error = self.upper = 0.0
+        self.rows_error = self.upper = self.parts
         self.bias: Tensor | None = None
 
     def inside(self, scope: str) -> Tap:
@@ -102,8 +101,9 @@ class Sums(Tap):
             case "attn.out" if not self.by_head:
                 self.parts = self.parts + value.double()
             case "attn.pattern":
-                self.rows_error = max(self.rows_error, float((value.double().sum(-1) - 1).abs().max()))
-                self.upper = max(self.upper, float(value.triu(1).abs().max()))
+                rows, later = (value.double().sum(-1) - 1).abs().max(), value.triu(1).abs().max().double()
+                self.rows_error = torch.maximum(self.rows_error, rows)  # stays NaN once it is: no number is no promise
+                self.upper = torch.maximum(self.upper, later)
             case "resid_post":
                 self.last = value
         return value
@@ -130,8 +130,8 @@ def exact(model: Model, prompt: Any, *, limit: int = LIMIT) -> Exactness:
     near = LIMITS[dtype]
     checks = (
         Check(name="parts sum to the whole", error=distance(sums.parts, sums.last), limit=near),
-        Check(name="rows of every pattern sum to 1", error=sums.rows_error, limit=near),
-        Check(name="nothing above the diagonal", error=sums.upper, limit=0.0),
+        Check(name="rows of every pattern sum to 1", error=float(sums.rows_error), limit=near),
+        Check(name="nothing above the diagonal", error=float(sums.upper), limit=0.0),
         Check(name="lens of the last layer = logits", error=distance(network.unembed(sums.last), looked), limit=near),
         Check(name="looked at = not looked at", error=distance(looked, plain), limit=near),
         Check(name="patched with itself = untouched", error=self_patch(model, ids, limit), limit=0.0),
