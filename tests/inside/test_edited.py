@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 
@@ -42,6 +43,13 @@ def test_an_edit_that_changes_nothing_shows_nothing(build: Build) -> None:
     result = edited(build("gpt2"), PROMPT, ["scale blocks.0.ff.out 1"])
     assert result.kl == 0 and not any(result.moved)
     assert all(token.before == token.after for token in result.tokens)
+
+
+def test_a_pass_without_numbers_is_plain_data_too(build: Build) -> None:
+    result = edited(build("gpt2"), PROMPT, [Add("blocks.1.resid_post", torch.full((32,), math.nan))])
+    data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert data["kl"] is None and data["moved"] == [0.0, None, None]
+    assert data["next"][0]["after"] is None and data["next"][0]["before"] > 0
 
 
 def test_what_is_never_given_counts_nothing(build: Build) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import InsideError
-from cutaway.figures import Figure, Lines, Result, Series, Table, Tokens
+from cutaway.figures import Figure, Lines, Result, Series, Table, Tokens, plain
 from cutaway.inside.edits import Edit, KnockOut, Mean, Resample, Scale, Zero
 from cutaway.inside.labels import labels
 from cutaway.inside.targets import Reader
@@ -68,15 +68,16 @@ class Edited(Result):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        found = {
             "kind": "edited",
-            "tokens": list(self.ids),
-            "labels": list(self.labels),
-            "edits": list(self.edits),
+            "tokens": self.ids,
+            "labels": self.labels,
+            "edits": self.edits,
             "next": [vars(token) for token in self.tokens],
             "kl": self.kl,
-            "moved": list(self.moved),
+            "moved": self.moved,
         }
+        return {name: plain(value, 9) for name, value in found.items()}
 
 
 def edited(model: Reader, prompt: Any, edits: Sequence[Edit | str], *, k: int = 10, limit: int = LIMIT) -> Edited:
@@ -160,4 +161,4 @@ def _share(log: Tensor) -> float:
 def _divergence(p: Tensor, q: Tensor) -> float:
     """KL(p ‖ q) [nats]; what p never gives counts nothing."""
     terms = p.exp() * (p - q)
-    return max(0.0, float(terms.where(p > -math.inf, 0).sum()))
+    return float(terms.where(p != -math.inf, 0).sum().clamp(min=0))  # NaN stays NaN
