@@ -130,6 +130,13 @@ def test_edits_are_seen(build: Build) -> None:
     assert (lens(model, TEXT).logit == plain.logit).all()
 
 
+@pytest.mark.parametrize("at", ["final_norm", "logits[position -1]", "l*"])
+def test_an_edit_that_no_row_could_show_is_refused(at: str, build: Build) -> None:
+    """The last row is what the model says: with such an edit it would not be."""
+    with pytest.raises(InsideError, match=r"(final_norm|logits).* cannot be edited for the lens"):
+        lens(build("grouped"), TEXT, edits=[Zero(at)])
+
+
 def test_what_does_not_fit_is_refused(build: Build) -> None:
     model = build("grouped")
     with pytest.raises(InsideError, match="target = 67 is outside the vocabulary: 0 to 66"):

@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutaway.config import ModelConfig
+from cutaway.errors import InsideError
 from cutaway.figures import Bars, Cell, Figure, HeatMap, Lines, Numbers, Prose, Result, Series, Table, plain
 from cutaway.inside.edits import Edit
 from cutaway.inside.labels import label, labels
+from cutaway.inside.names import AFTER, matching, names
 from cutaway.inside.targets import Counts, Reader, Token, count_of, position_of, token_of, wide
 from cutaway.inside.trace import LIMIT, trace
 from cutaway.network import Transformer
@@ -179,11 +182,13 @@ def lens(
         actual: follow at each position the token that the prompt goes on with, and `target` at the last alone.
         k: how many of the likeliest tokens each cell holds.
         sublayers: also a row after every attention.
-        edits: what to change on the way, as in `trace`.
+        edits: what to change on the way, as in `trace`, up to the end of the last block: the norm and the head that
+            read each row are the model's own.
         limit: what the traced streams may hold [B].
         progress: called with how many cells are read, and how many there are.
     Raises:
-        InsideError: a target that is not one token, k outside the vocabulary, or more bytes than the limit.
+        InsideError: a target that is not one token, k outside the vocabulary, an edit of what the rows are read by, or
+            more bytes than the limit.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     Source: nostalgebraist, "interpreting GPT: the logit lens", 2020; the distance to the end as in arXiv:2303.08112.
     """
@@ -191,22 +196,38 @@ def lens(
     k = count_of(k, config.d_vocab, "k")
     chosen = None if target is None else token_of(model, target, "target")
     parts = ("resid_mid", "resid_post") if sublayers else ("resid_post",)
-    names = ["blocks.0.resid_pre", *(f"blocks.{i}.{part}" for i in range(config.n_layers) for part in parts)]
-    (found,) = trace(model, [ids], keep=names, edits=edits, limit=limit)
+    states = ["blocks.0.resid_pre", *(f"blocks.{i}.{part}" for i in range(config.n_layers) for part in parts)]
+    (found,) = trace(model, [ids], keep=states, edits=edits, limit=limit)
+    refuse_behind(config, [edits] if isinstance(edits, Edit) else edits)
     if chosen is None:
         chosen = int(found.logits[-1].argmax())
     targets = [*ids[1:], chosen] if actual else [chosen] * len(ids)
-    numbers = measure(network, [found[name] for name in names], targets, k, progress)
+    numbers = measure(network, [found[name] for name in states], targets, k, progress)
     top = numbers["top"]
     words = {int(i): label(model.tokenizer, int(i)) for i in np.unique([*top.flat, *targets])}
     return Lens(
         tokens=tuple(ids),
         labels=tuple(labels(model.tokenizer, ids)),
-        states=tuple(names),
+        states=tuple(states),
         targets=tuple(targets),
         words=words,
         **numbers,
     )
+
+
+def refuse_behind(config: ModelConfig, edits: Sequence[Edit]) -> None:
+    """Edits behind the last block would be in what the model says and in no row.
+
+    Raises:
+        InsideError: there is one.
+    """
+    for edit in edits:
+        behind = [target for target in matching(names(config), edit.at) if target.name in AFTER]
+        if behind:
+            raise InsideError(
+                f"{behind[0]} cannot be edited for the lens, which reads every row by the model's own norm and head: "
+                "use `edited` (--edit alone), or edit the last block"
+            )
 
 
 def measure(
