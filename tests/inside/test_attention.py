@@ -67,6 +67,18 @@ def test_a_head_s_stages_are_those_of_the_pass(name: str, build: Build) -> None:
     assert found.norm_behind == (model.config.norm_placement != "pre")
 
 
+def test_what_comes_from_the_first_position_counts_every_query(build: Build) -> None:
+    """Behind a window most queries do not see it, and take nothing from there; of no numbers there is no mean."""
+    model = build("windows")
+    found = attention(model, TEXT, head="0.3")
+    assert np.isnan(found.share[1:, 0]).any()
+    share = float(np.nan_to_num(found.share[1:, 0]).mean())
+    assert f"and {share:.2f} of what it moves is from there" in str(found.figures()[-1]).replace("\n", " ")
+    with torch.no_grad():
+        model.network.embed.weight.fill_(torch.nan)
+    assert "and nan of what it moves" in str(attention(model, TEXT, head="0.3").figures()[-1]).replace("\n", " ")
+
+
 def test_the_figures_of_all_heads(build: Build) -> None:
     model = build("windows")
     found = attention(model, TEXT)

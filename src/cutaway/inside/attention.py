@@ -211,7 +211,8 @@ class HeadAttention(Result):
             others = ", ".join(map(str, self.shared_with))
             lines.append(f"Its keys and values are those of key head {self.kv_head}, read by heads {others} as well.")
         if len(self.tokens) > 1:
-            at, moved = self.kinds["first"], float(np.nanmean(self.share[1:, 0]))
+            known = self.share[1:][np.isfinite(self.share[1:]).any(-1)]  # a query that does not see it takes nothing
+            at, moved = self.kinds["first"], float(np.nan_to_num(known[:, 0]).mean()) if len(known) else float("nan")
             lines.append(
                 f"It gives {at:.2f} of its attention to the first position, and {moved:.2f} of what it moves is from "
                 f"there. {SINK}"
