@@ -250,7 +250,10 @@ def test_plain_data_has_shapes_and_numbers_only_on_request(build: Build) -> None
     assert data["values"] == {}
     numbers = trace.to_dict(values=["blocks.0.attn.masked"], digits=2)["values"]["blocks.0.attn.masked"]
     assert numbers[0][0][0][1:] == [None] * 4  # masked is said as nothing, never as a number
-    assert numbers[0][7][4][2] == round(float(trace["blocks.0.attn.masked"][0, 7, 4, 2]), 2)
+    assert numbers[0][7][4][2] == float(f"{float(trace['blocks.0.attn.masked'][0, 7, 4, 2]):.2g}")
+    tiny = build("grouped").trace(FIVE, keep="embed", edits=Scale("embed", 1e-7))
+    small = tiny.to_dict(values=["embed"])["values"]["embed"]
+    assert small[0][0][0] == pytest.approx(float(tiny["embed"][0, 0, 0]), rel=1e-3)  # no number is rounded to 0
     assert set(trace.to_dict(values=True)["values"]) == set(trace)
     json.dumps(trace.to_dict(values=True), allow_nan=False)
 
@@ -338,6 +341,10 @@ def test_gradients_of_the_loss_are_those_of_autograd(at: str, build: Build) -> N
         ({"of": lambda logits: logits[0], "grad": True}, "one number"),
         ({"of": lambda logits: torch.zeros(()), "grad": True}, "one number"),
         ({"of": (0, 0)}, "of without grad"),
+        ({"of": (0.5, 0), "grad": True}, r"of = \(0.5, 0\): give \(position, token\)"),
+        ({"of": (0, 1, 2), "grad": True}, r"of = \(0, 1, 2\): give"),
+        ({"of": 3, "grad": True}, "of = 3: give"),
+        ({"keep": [3]}, "keep: 3 is no name"),
         ({"of": "los", "grad": True}, "of = 'los': it must be \"loss\""),
         ({"generate": 2, "grad": True}, "generate = 2 with grad"),
         ({"temperature": 0}, "temperature is an option of generating"),

@@ -83,6 +83,10 @@ class Add(Edit):
     _: KW_ONLY
     times: float = 1.0
 
+    def check(self, target: Target) -> None:
+        super().check(target)
+        _require_tensor(self.vector, target, self)
+
     def reach(self, axes: Axes, n_prompt: int) -> Index | None:
         return _reach_of(self.vector, axes, n_prompt)
 
@@ -95,6 +99,10 @@ class Replace(Edit):
     """Other numbers instead: a vector, or a whole pattern [T S], whose rows are yours to make sum to 1."""
 
     value: Tensor
+
+    def check(self, target: Target) -> None:
+        super().check(target)
+        _require_tensor(self.value, target, self)
 
     def reach(self, axes: Axes, n_prompt: int) -> Index | None:
         return _reach_of(self.value, axes, n_prompt)
@@ -223,6 +231,11 @@ def _spread(value: Tensor, part: Tensor, site: Site) -> Tensor:
     except RuntimeError as error:
         shapes = f"a value of shape {tuple(value.shape)} does not spread to {tuple(part.shape)}"
         raise InsideError(f"{site.target}: {shapes}, the part it is for; change its shape or the brackets") from error
+
+
+def _require_tensor(value: object, target: Target, edit: Edit) -> None:
+    if not isinstance(value, Tensor):
+        raise InsideError(f"{type(edit).__name__} at {target}: {value!r:.40} is no tensor: give torch.tensor(...)")
 
 
 def _refuse_scores(target: Target, edit: Edit) -> None:

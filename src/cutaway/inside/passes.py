@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -70,7 +71,10 @@ def number_of(logits: Tensor, of: Of | None, text: list[int]) -> Tensor:
         return number.reshape(())
     if isinstance(of, str):
         return loss_of(logits, of, text)
-    position, token = of
+    try:
+        position, token = map(operator.index, of)
+    except (TypeError, ValueError) as error:
+        raise InsideError(f'of = {of!r:.40}: give (position, token), "loss", or a function of the logits') from error
     n_tokens, d_vocab = logits.shape
     if not (-n_tokens <= position < n_tokens and 0 <= token < d_vocab):
         raise InsideError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from cutaway.config import ModelConfig
 from cutaway.errors import InsideError
+from cutaway.figures import plain
 from cutaway.generate.decoding import Generation, Piece
 from cutaway.inside.edits import Edit
 from cutaway.inside.names import Target, fitting, sizes
@@ -61,7 +61,7 @@ class Trace(Values):
     def to_dict(self, *, values: bool | Iterable[str] = False, digits: int = 4) -> dict[str, Any]:
         """Plain data: names and shapes; the numbers too of the names in `values`, or of all if it is True.
 
-        Numbers are rounded; one that is not finite, such as a masked score, is None.
+        Numbers are rounded to that many significant digits; one that is not finite, such as a masked score, is None.
         """
         shown = list(self) if values is True else list(values or ())
         return {
@@ -134,6 +134,8 @@ def watching(
         for n, n_new in ((len(g.request.prompt), g.request.max_tokens) for g in generations)
     ]
     names = [keep] if isinstance(keep, str) else list(keep or ())
+    if (wrong := next((name for name in names if not isinstance(name, str)), None)) is not None:
+        raise InsideError(f"keep: {wrong!r:.40} is no name: write it like blocks.3.attn.pattern[head 5]")
     wanted = [] if keep is None else fitting(config, [*names, "logits"], lengths)
     listed = [edits] if isinstance(edits, Edit) else list(edits)
     for edit in listed:
@@ -239,13 +241,6 @@ def check_bytes(taken: Mapping[Target, int], limit: int, *, grad: bool) -> None:
         f"all {kind} are {_mib(alike)}, {largest} alone {_mib(taken[largest])}; keep fewer names or parts, "
         f"such as {largest.name}{less}, or raise limit"
     )
-
-
-def plain(value: Any, digits: int) -> Any:
-    """Nested lists with rounded numbers; None for one that is not finite."""
-    if isinstance(value, list):
-        return [plain(item, digits) for item in value]
-    return (round(value, digits) if math.isfinite(value) else None) if isinstance(value, float) else value
 
 
 def _mib(n: int) -> str:

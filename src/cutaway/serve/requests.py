@@ -224,7 +224,7 @@ class TraceBody(Body):
     prompt: OnePrompt
     keep: Keep = Field(description="Trace names, with wildcards and parts: blocks.*.attn.pattern[head 0].")
     values: bool | None = Field(None, description="Send the numbers too [true]; false sends names and shapes.")
-    digits: int | None = Field(None, ge=1, le=17, description="Significant digits after the point [4].")
+    digits: int | None = Field(None, ge=1, le=17, description="Significant digits [4].")
 
 
 class LensBody(Body):
