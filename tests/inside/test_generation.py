@@ -78,6 +78,17 @@ def test_without_a_cache_every_pass_is_traced_and_the_last_reading_stands(name: 
             assert differ(slow.trace[key], fast.trace[key]) <= 1e-5, key
 
 
+@pytest.mark.parametrize("picks", ["query 6", "query 4, key 1, 7", "key 8:", "key 6:, head 1", "query 2:, key 3"])
+@pytest.mark.parametrize("stage", ["pattern", "masked"])
+def test_parts_whose_keys_come_later_have_the_shape_of_one_pass(picks: str, stage: str, model: LanguageModel) -> None:
+    name = f"blocks.1.attn.{stage}[{picks}]"
+    found = one(model, trace=[name]).trace
+    assert found is not None
+    whole = model.trace(found.tokens, keep=[name])
+    assert found[name].shape == whole[name].shape
+    assert differ(found[name], whole[name]) <= 1e-5
+
+
 def test_a_batch_of_prompts_has_a_trace_each_to_its_own_end(build: Build) -> None:
     """Contract 3: ragged prompts, one of which ends early."""
     first = build("grouped")

@@ -88,7 +88,7 @@ class Row:
             return
         value = self.view(target, value, at)
         index = self.index(target, value, new_only=True)
-        if not all(map(len, index)):
+        if not index[target.place]:  # keys that are wanted may be still to come
             return
         held = [(old, piece) for old, piece in self.pieces.get(target, []) if old[target.place][0] < self.first]
         part = select(value, self.local(target, index)).detach()
@@ -97,7 +97,22 @@ class Row:
 
     def entries(self) -> dict[Target, Entry]:
         """All that was kept, the steps of a generation joined to what one pass would give."""
-        return {target: _joined(target, pieces) for target, pieces in self.pieces.items()}
+        joined = {target: self._joined(target, pieces) for target, pieces in self.pieces.items()}
+        return {target: entry for target, entry in joined.items() if all(map(len, entry.index))}
+
+    def _joined(self, target: Target, pieces: Sequence[tuple[tuple[Index, ...], Tensor]]) -> Entry:
+        indices, parts = [index for index, _ in pieces], [part for _, part in pieces]
+        index = list(indices[-1])
+        if len(pieces) > 1:
+            index[target.place] = [i for one in indices for i in one[target.place]]
+        if "T" in target.axes and "S" in target.axes:
+            keys = target.axes.index("S")
+            index[keys] = target.index(keys, range(self.end), self.n_prompt)
+            fill = LATER_KEYS.get(target.name.split(".", 2)[-1], math.nan)
+            n_later = [len(index[keys]) - part.shape[-1] for part in parts]
+            parts = [F.pad(part, (0, n), value=fill) if n else part for part, n in zip(parts, n_later, strict=True)]
+        held = parts[0] if len(parts) == 1 else torch.cat(parts, dim=target.place)
+        return Entry(target=target, index=tuple(index), held=held)
 
     def values(self) -> Values:
         """The same by name."""
@@ -223,16 +238,3 @@ def _by_name(pairs: Iterable[tuple[str, Wanted]]) -> dict[str, list[Wanted]]:
 
 def _scope_of(name: str) -> str:
     return ".".join(name.split(".")[:2]) if name.startswith("blocks.") else ""
-
-
-def _joined(target: Target, pieces: Sequence[tuple[tuple[Index, ...], Tensor]]) -> Entry:
-    indices, parts = [index for index, _ in pieces], [part for _, part in pieces]
-    if len(pieces) == 1:
-        return Entry(target=target, index=indices[0], held=parts[0])
-    index = list(indices[-1])
-    index[target.place] = [i for one in indices for i in one[target.place]]
-    if "T" in target.axes and "S" in target.axes:
-        fill = LATER_KEYS.get(target.name.split(".", 2)[-1], math.nan)
-        n_keys = parts[-1].shape[-1]
-        parts = [F.pad(part, (0, n_keys - part.shape[-1]), value=fill) for part in parts]
-    return Entry(target=target, index=tuple(index), held=torch.cat(parts, dim=target.place))
