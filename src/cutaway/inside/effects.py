@@ -273,6 +273,8 @@ def sets_of(positions: Any, n_tokens: int) -> list[list[int]]:
         if positions not in ("all", "each"):
             raise InsideError(f"positions = {positions!r:.40}: give 'all', 'each', or a list such as [2, 5]")
         return [list(range(n_tokens))] if positions == "all" else [[i] for i in range(n_tokens)]
+    if isinstance(positions, Tensor | np.ndarray):
+        positions = positions.tolist()
     try:
         listed = [list(one) if isinstance(one, Iterable) else [one] for one in positions]
     except TypeError as error:
