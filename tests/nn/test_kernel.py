@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.config import CausalMaskConfig, MaskConfig, NoMaskConfig, WindowMaskConfig
-from cutaway.nn.kernel import CHUNK, Chunked, Fused, Reference, build_kernels, soft_cap
+from cutaway.nn.kernel import CHUNK, Chunked, Fused, Kernel, Reference, build_kernels, soft_cap
 from cutaway.nn.mask import Mask, build_mask
 from cutaway.nn.tap import IDLE, Tap
 from support.tiny import distance
@@ -142,6 +142,27 @@ def test_a_query_that_sees_nothing_gathers_nothing() -> None:
         assert all(bool(t.grad.isfinite().all()) for t in (q, k, v))
         results.append(z.detach())
     assert distance(*results) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_every_type_has_gradients_in_both_kernels(dtype: torch.dtype, cap: float | None) -> None:
+    """They equal those of the formula in float64, within what the type can hold."""
+
+    def gradients(kernel: Kernel, dtype: torch.dtype) -> list[Tensor]:
+        q, k, v = (t.to(dtype).requires_grad_() for t in random_qkv(5, 5))
+        kernel(q, k, v, window(3, 5), IDLE).double().square().sum().backward()
+        return [t.grad.double() for t in (q, k, v)]
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, mask: Mask, tap: Tap) -> Tensor:
+        k, v = (t.repeat_interleave(2, dim=1) for t in (k, v))
+        scores = soft_cap(0.5 * q @ k.mT, cap).masked_fill(~mask.visible(slice(0, 5), slice(0, 5)), -math.inf)
+        return scores.softmax(-1) @ v
+
+    expected = gradients(formula, torch.float64)
+    for kernel in build_kernels(0.5, cap):
+        for found, wanted in zip(gradients(kernel, dtype), expected, strict=True):
+            assert distance(found, wanted) <= 10 * torch.finfo(dtype).eps
 
 
 def test_the_fused_mask_stays_small() -> None:

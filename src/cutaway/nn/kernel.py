@@ -80,7 +80,7 @@ def softmax(masked: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
         pattern = masked.softmax(-1, dtype=torch.float32)
         if not bool(pattern[..., 0].isnan().any()):
             return pattern
-    return torch.ops.aten._safe_softmax(masked, -1, torch.float32)
+    return torch.ops.aten._safe_softmax(masked.float(), -1)  # its own cast has no gradient in fp16
 
 
 class Fused:
