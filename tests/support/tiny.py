@@ -164,6 +164,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3 windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 4}),
+    "smollm3 windows by layer type": (
+        "smollm3",
+        {"layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"], "sliding_window": 4},
+    ),
     "smollm3 chosen layers": ("smollm3", {"no_rope_layers": [0, 1, 1, 0, 1], "attention_bias": True}),
 }
 

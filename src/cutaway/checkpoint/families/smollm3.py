@@ -29,7 +29,9 @@ def read(f: Fields) -> ModelConfig:
     d_head = f.count("head_dim", max(f.count("hidden_size") // f.count("num_attention_heads"), 1))
     rotary = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=THETA)
     position: tuple[PositionConfig, ...] = tuple(rotary if turn else NoPositionConfig() for turn in turns)
-    window = f.optional_count("sliding_window") if f.flag("use_sliding_window", False) else None
+    # Explicit layer types hold, whatever the flag says: only their default depends on it.
+    windows = f.flag("use_sliding_window", False) or "layer_types" in f
+    window = f.optional_count("sliding_window") if windows else None
     bias = f.flag("attention_bias", False)
     return read_like_llama(
         f,
