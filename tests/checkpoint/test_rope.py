@@ -15,11 +15,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from cutaway.checkpoint.families import FAMILIES as KNOWN
 from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.folder import load_folder
-from cutaway.config import LinearScaling, LongRopeScaling, RotaryConfig
+from cutaway.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, RotaryConfig
 from cutaway.errors import CutawayError, UnsupportedError
 from cutaway.nn.position import Rotary
 from support.folders import TOKENS, edit_config, numbers
 from support.tiny import FAMILIES, distance, random_tokens, reference_folder
+
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 500.0}
 
 
 @pytest.mark.parametrize(
@@ -190,6 +192,51 @@ def test_gemma3_reads_a_rotation_only_under_its_layer_type(
     assert [network.config.positions[i] for i in (5, 0)] == [RotaryConfig(theta=far), RotaryConfig(theta=near)]
     told = [note for note in report.notes if "names no layer type" in note]
     assert len(told) == ("full_attention" not in fields["rope_parameters"])
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
+    with torch.inference_mode():
+        assert distance(network(TOKENS), theirs(TOKENS).logits) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fields", "scaling", "theta"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, None, 1_000_000.0),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 7.0}, LinearScaling(factor=4.0), 7.0),
+        (
+            {
+                "rope_scaling": {"factor": 4.0},
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 600.0}},
+            },
+            LinearScaling(factor=4.0),
+            600.0,
+        ),
+        (
+            {
+                "rope_scaling": {"type": "default"},
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 600.0}},
+            },
+            LinearScaling(factor=2.0),
+            600.0,
+        ),
+        (
+            {
+                "rope_parameters": {"full_attention": {**LLAMA3, "original_max_position_embeddings": 8}},
+                "original_max_position_embeddings": 64,
+            },
+            Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, n_ctx_original=8),
+            500.0,
+        ),
+    ],
+)
+def test_gemma3_scales_its_far_layers_as_the_reference_does(
+    tmp_path: Path, fields: dict[str, Any], scaling: RopeScaling | None, theta: float
+) -> None:
+    """`rope_scaling` is laid over their entry, by the name `rope_type` alone; the top of the config is not asked."""
+    reference_folder(tmp_path / "model", "gemma3_text")
+    edit_config(tmp_path / "model", **({"rope_parameters": None} | fields))
+    network, report = load_folder(tmp_path / "model")
+    assert network.config.positions[5] == RotaryConfig(theta=theta, scaling=scaling)
+    assert any("as type" in note for note in report.notes) == ("type" in fields.get("rope_scaling", {}))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager").eval()
     with torch.inference_mode():
         assert distance(network(TOKENS), theirs(TOKENS).logits) <= 1e-5

@@ -53,7 +53,8 @@ def read_rotary(
         f.notes.append(f"no {theta_field} in the config: the family's default {theta:g} is used")
         base = theta
     share = _first(f, stated, "partial_rotary_factor", share_field) or share
-    kind = None if scaling is None else _read_scaling(f, scaling, n_ctx)
+    original = None if layer_type is not None else f.optional_count("original_max_position_embeddings")
+    kind = None if scaling is None else _read_scaling(f, scaling, n_ctx, original)
     if kind is None and not partial and int(min(d_head * share, 2**31)) != d_head:
         f.notes.append(f"{share_field} = {share:g} is not used: the plain rotation of this family turns whole heads")
         share = 1.0
@@ -67,7 +68,8 @@ def _first(f: Fields, stated: list[Fields], nested_name: str, name: str) -> floa
     return next((place.number(word) for place, word in [*places[:1], (f, name), *places[1:]] if word in place), None)
 
 
-def _read_scaling(f: Fields, scaling: Fields, n_ctx: int) -> RopeScaling | None:
+def _read_scaling(f: Fields, scaling: Fields, n_ctx: int, original: int | None) -> RopeScaling | None:
+    """`original`: what the top of the config says of it, which comes before what the scaling says."""
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     kind = "longrope" if kind == "su" else kind
     if kind == "default":
@@ -76,9 +78,7 @@ def _read_scaling(f: Fields, scaling: Fields, n_ctx: int) -> RopeScaling | None:
         return LinearScaling(factor=scaling.number("factor"))
     if kind == "dynamic":
         return DynamicScaling(factor=scaling.number("factor"), n_ctx_original=n_ctx)
-    original = f.optional_count("original_max_position_embeddings") or scaling.count(
-        "original_max_position_embeddings", n_ctx
-    )
+    original = original or scaling.count("original_max_position_embeddings", n_ctx)
     if original < 2:
         raise scaling.wrong("original_max_position_embeddings", original, "it must be 2 or more")
     if kind == "llama3":

@@ -26,7 +26,7 @@ def read(f: Fields) -> ModelConfig:
             "rope_parameters names no layer type, so it is not used, as in transformers: "
             "put it under full_attention and sliding_attention"
         )
-    far = read_rotary(f, d_head=d_head, n_ctx=n_ctx, theta=1_000_000.0, layer_type="full_attention")
+    far = read_rotary(merged(f), d_head=d_head, n_ctx=n_ctx, theta=1_000_000.0, layer_type="full_attention")
     near = read_rotary(
         f.replace(rope_scaling=None),  # scaling is for the far ones
         d_head=d_head,
@@ -38,6 +38,22 @@ def read(f: Fields) -> ModelConfig:
     position: tuple[PositionConfig, ...] = tuple(near if here else far for here in windowed)
     one_kind = position[0] if len(set(position)) == 1 else position
     return read_like_gemma(f, caps=(None, None), windowed=windowed, qk_norm="head", n_ctx=n_ctx, position=one_kind)
+
+
+def merged(f: Fields) -> Fields:
+    """The config for the far layers: the reference lays `rope_scaling` over what `rope_parameters` says of them.
+
+    The kind stands there already, so one that `rope_scaling` gives by the old name `type` changes nothing.
+    """
+    older, nested = f.part("rope_scaling"), f.part("rope_parameters")
+    if older is None:
+        return f
+    stated = None if nested is None else nested.part("full_attention")
+    scaling = {**({} if stated is None else stated.data), **older.data}
+    if "type" in older and "rope_type" not in older:
+        f.notes.append("rope_scaling gives its kind as type, which is not used, as in transformers: call it rope_type")
+        scaling = {"rope_type": "default", **scaling}
+    return f.replace(rope_scaling=scaling, rope_parameters=None)
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
