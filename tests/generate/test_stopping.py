@@ -4,6 +4,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,6 +172,7 @@ def test_one_string_several_and_doubles() -> None:
         (["a", ""], "stop = ''"),
         (5, "stop = 5"),
         ([5], "stop = 5"),
+        (np.array(5), "stop = array(5)"),  # iterable by its type, but not in fact
         ([["a"]], "stop = ['a']"),
         ([str(i) for i in range(MAX_STOPS + 1)], f"17 different strings: use at most {MAX_STOPS}"),
     ],

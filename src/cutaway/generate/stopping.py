@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -27,8 +27,10 @@ class StopStrings(tuple[str, ...]):
     __slots__ = ()
 
     def __new__(cls, stops: Any = ()) -> StopStrings:
-        several = isinstance(stops, Iterable) and not isinstance(stops, str)
-        given = list(stops) if several else [stops]
+        given = [stops]
+        if not isinstance(stops, str):
+            with contextlib.suppress(TypeError):  # of what is no list: told below
+                given = list(stops)
         for stop in given:
             if not isinstance(stop, str) or not stop:
                 raise GenerationError(f"stop = {short(stop)}: use strings of at least one character")
