@@ -163,6 +163,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "gemma3 caps": ("gemma3_text", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "smollm3 windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 4}),
     "smollm3 windows by layer type": (
         "smollm3",

@@ -20,6 +20,10 @@ def read(f: Fields) -> ModelConfig:
     pattern = f.count("sliding_window_pattern", 6)
     windowed = read_layer_types(f, n_layers, [(i + 1) % pattern != 0 for i in range(n_layers)])
     d_head = f.count("head_dim", 256)
+    cap = f.optional_number("attn_logit_softcapping", None)
+    if cap is not None:
+        f.notes.append(f"attn_logit_softcapping = {cap:g} is not used, as in transformers: this family caps no scores")
+        f = f.replace(attn_logit_softcapping=None)
     nested = f.part("rope_parameters")
     if nested is not None and nested.data and not any(name in nested for name in LAYER_TYPES):
         f.notes.append(
