@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cutaway.train.muon import Muon, orthogonal, together
+from cutaway.account.measure import Live
+from cutaway.train import muon
+from cutaway.train.muon import SCRATCH, Muon, orthogonal, stacks, together
 
 SHAPES = [(24, 8), (8, 8), (32, 8), (8, 32), (24, 8), (8, 24), (1, 5)]
 OPTIONS = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
@@ -34,10 +36,32 @@ def test_steps_are_those_of_torch() -> None:
 
 
 def test_singular_values_come_to_about_one() -> None:
-    for m, turned in zip(matrices(3), together(matrices(3), COEFFICIENTS, 5), strict=True):
+    some = [m for m in matrices(3) if m.numel() == 24 * 8]
+    for m, turned in zip(some, together(some, COEFFICIENTS, 5), strict=True):
         assert turned.shape == m.shape
         values = torch.linalg.svdvals(turned.float())
         assert values.min() > 0.3 and values.max() < 1.3  # 0.68 to 1.13 in exact numbers, less where one begins small
+
+
+def test_stacks_are_of_one_shape_turned_or_not_and_have_room() -> None:
+    given = matrices(5)
+    shapes = [[tuple(m.shape) for m in some] for some in stacks(given)]
+    assert shapes == [[(24, 8), (24, 8), (8, 24)], [(8, 8)], [(32, 8), (8, 32)], [(1, 5)]]
+    large = [torch.empty(1 << 10, 1 << 11, device="meta") for _ in range(5)] + [torch.empty(SCRATCH, 2, device="meta")]
+    assert [len(some) for some in stacks(large)] == [2, 2, 1, 1]
+
+
+def test_a_step_takes_scratch_for_one_stack_and_not_for_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "SCRATCH", 2 * 64 * 128)
+    parameters = [nn.Parameter(torch.randn(64, 128)) for _ in range(32)]
+    optimizer = Muon(parameters, lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    optimizer.step()  # the first makes what is kept
+    past = [nn.Parameter(optimizer.state[p]["momentum_buffer"], requires_grad=False) for p in parameters]
+    with Live(nn.ParameterList([*parameters, *past])) as live:  # type: ignore[arg-type]
+        optimizer.step()
+    assert 0 < live.peak < 2 * sum(p.numel() for p in parameters)
 
 
 def test_a_stack_is_its_matrices_alone() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 EPS = 1e-7  # a gradient of zeros stays zeros
+SCRATCH = 1 << 22  # numbers of a stack: all matrices of a large model at once would be a second model in memory
 
 
 class Muon(torch.optim.Muon):
@@ -27,12 +28,12 @@ class Muon(torch.optim.Muon):
             if any(isinstance(p, DTensor) for p in parameters):
                 super().step()  # type: ignore[no-untyped-call]
                 return
-            updates = [self._momentum(p, group["momentum"]) for p in parameters]
-            for p, update in zip(
-                parameters, together(updates, group["ns_coefficients"], group["ns_steps"]), strict=True
-            ):
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
+            for some in stacks(parameters):
+                updates = [self._momentum(p, group["momentum"]) for p in some]
+                updates = together(updates, group["ns_coefficients"], group["ns_steps"])
+                for p, update in zip(some, updates, strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
 
     def _momentum(self, p: Tensor, momentum: float) -> Tensor:
         """The gradient, drawn to those before it (Nesterov)."""
@@ -45,17 +46,22 @@ class Muon(torch.optim.Muon):
         return p.grad.lerp(past, momentum)
 
 
+def stacks(matrices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """The matrices of one shape, turned or not, as many at once as there is scratch for."""
+    alike: dict[tuple[int, ...], list[Tensor]] = {}
+    for m in matrices:
+        alike.setdefault(tuple(sorted(m.shape)), []).append(m)
+    for same in alike.values():
+        n = max(1, SCRATCH // same[0].numel())
+        for first in range(0, len(same), n):
+            yield same[first : first + n]
+
+
 def together(matrices: Sequence[Tensor], coefficients: tuple[float, float, float], n_steps: int) -> list[Tensor]:
-    """Each matrix with its singular values moved to about 1, in bf16; those of one shape, turned or not, at once."""
-    wide = [m if m.shape[0] <= m.shape[1] else m.T for m in matrices]
-    alike: dict[torch.Size, list[int]] = {}
-    for i, m in enumerate(wide):
-        alike.setdefault(m.shape, []).append(i)
-    found = list(wide)
-    for places in alike.values():
-        for i, m in zip(places, orthogonal(torch.stack([wide[i] for i in places]), coefficients, n_steps), strict=True):
-            found[i] = m if matrices[i].shape == m.shape else m.T
-    return found
+    """Matrices of one shape, turned or not, with their singular values moved to about 1, in bf16."""
+    wide = [(m if m.shape[0] <= m.shape[1] else m.T).bfloat16() for m in matrices]
+    found = orthogonal(torch.stack(wide), coefficients, n_steps)
+    return [one if one.shape == m.shape else one.T for one, m in zip(found, matrices, strict=True)]
 
 
 def orthogonal(x: Tensor, coefficients: tuple[float, float, float], n_steps: int) -> Tensor:
