@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from cutaway.data.shards import is_prepared
 from cutaway.data.vocabulary import Sample, train_tokenizer
 from cutaway.errors import DataError, TrainingError
 from cutaway.train.run import train
+from cutaway.train.settle import _has_compiler
 
 TINY: dict[str, Any] = {
     "n_layers": 1,
@@ -112,3 +115,34 @@ def test_tokens_that_were_damaged_are_made_again(texts: Path, tmp_path: Path) ->
 def test_a_run_is_a_model_to_take_the_tokenizer_of(texts: Path, tmp_path: Path) -> None:
     run = train(texts, out=tmp_path / "run", **TINY, tokenizer="chars").folder
     assert prepare(texts, tokenizer=run).tokenizer.backend_state() == load(run).tokenizer.backend_state()
+
+
+def test_a_compiled_run_without_a_compiler_is_refused_before_it_leaves_anything(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    with pytest.raises(TrainingError, match=r"finds no C\+\+ compiler here: install g\+\+ .*--compile off"):
+        train(texts, out=tmp_path / "run", tokenizer="bytes", **TINY | {"compile": "on"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_was_compiled_elsewhere_is_not_resumed_without_a_compiler(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(texts, out=tmp_path / "run", tokenizer="bytes", **TINY)
+    path = tmp_path / "run" / "run.json"
+    content = json.loads(path.read_text())
+    content["settled"]["compiled"] = True
+    path.write_text(json.dumps(content))
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    with pytest.raises(TrainingError, match="compiled"):
+        train(out=tmp_path / "run", resume=True, steps=3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch looks for another compiler there")
+def test_a_compiler_that_torch_does_not_look_for_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, found in (("c++", False), ("clang++", False), ("g++", True)):
+        (tmp_path / name).touch(mode=0o755)
+        assert _has_compiler() is found, name

@@ -27,7 +27,7 @@ from cutaway.train.initialise import fill, initialise
 from cutaway.train.loop import Loop
 from cutaway.train.loss import Objective
 from cutaway.train.optimizer import build_optimizers, past
-from cutaway.train.settle import Settled, foresee, read_texts, reread_texts, room, settle, sharded
+from cutaway.train.settle import Settled, check_compiler, foresee, read_texts, reread_texts, room, settle, sharded
 from cutaway.train.state import Position
 from cutaway.train.watch import Watcher
 
@@ -122,6 +122,7 @@ def _go(
     plan = foresee(config, settled, prepared, ranks, n_made=position.step)
     display.planned(plan, prepared.notes)
     plan.check(room(ranks))
+    check_compiler(settled, ranks)
 
     objective, module = _spread(settled, config, base, ranks)
     optimizers = build_optimizers(objective, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -175,6 +176,19 @@ def sharded(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ra
     return replace(settled, sharded=wanted and ranks.world > 1)
 
 
+def check_compiler(settled: Settled, ranks: Ranks) -> None:
+    """A compiled run needs a compiler wherever it runs, also where it is resumed.
+
+    Raises:
+        TrainingError: a process has none.
+    """
+    if settled.compiled and not ranks.least(_has_compiler()):
+        raise TrainingError(
+            "the run is compiled, and torch.compile finds no C++ compiler here: install g++ (or name yours in CXX), "
+            "or start a run with --compile off"
+        )
+
+
 def room(ranks: Ranks) -> int:
     """The memory that every process has for itself [B]; all call it, and all are told the same."""
     return int(ranks.least(available_memory(ranks.device) // ranks.neighbours))
@@ -209,5 +223,6 @@ def _bf16_pays(device: torch.device, d_model: int) -> bool:
 
 
 def _has_compiler() -> bool:
-    named = os.environ.get("CXX")
-    return any(shutil.which(name) for name in ([named] if named else ["c++", "g++", "clang++", "cl"]))
+    """Whether the one compiler is there that torch.compile looks for, and no other."""
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    return shutil.which(os.environ.get("CXX", usual)) is not None
