@@ -50,11 +50,13 @@ def _model(service: Service) -> Json:
 async def completions(body: CompletionBody, request: Request, service: Served) -> Response:
     """Continue one text or several."""
     service.check_model(body.model)
-    prompts = [await service.ids(prompt) for prompt in prompts_of(body.prompt)]
+    given = prompts_of(body.prompt)
+    service.scheduler.check_count(len(given) * body.n_each)  # before anything is done for one of them
+    prompts = [await service.ids(prompt) for prompt in given]
     shape = CompletionShape(service.name, service.model.tokenizer, body.n_logprobs, body.wants_usage)
     echoes = None
     if body.echo:
-        echoes = [await _echo(service, ids, body.n_logprobs) for ids in prompts for _ in range(body.n_each)]
+        echoes = [draft for ids in prompts for draft in await _echoes(service, ids, body.n_logprobs, body.n_each)]
     return await answer(service, request, body, shape, prompts, body.n_new, body.n_logprobs, echoes)
 
 
@@ -110,12 +112,13 @@ def _generations(
     ]
 
 
-async def _echo(service: Service, ids: list[int], n_logprobs: int | None) -> Draft:
-    """The prompt as the beginning of the text, with its log-probabilities where they are asked for."""
+async def _echoes(service: Service, ids: list[int], n_logprobs: int | None, n: int) -> list[Draft]:
+    """The prompt as the beginning of n texts, with its log-probabilities where they are asked for."""
     entries: list[Scored] = []
     if n_logprobs is not None:
         entries = await service.look(lambda: prompt_logprobs(service.model, ids, n_logprobs))
-    return Draft(text=service.model.decode(ids, skip_special=True), entries=entries)
+    text = service.model.decode(ids, skip_special=True)
+    return [Draft(text=text, entries=list(entries)) for _ in range(n)]
 
 
 def _grow(draft: Draft, event: Event, reports: bool) -> tuple[str, list[Scored]]:

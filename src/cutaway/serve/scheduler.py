@@ -114,11 +114,10 @@ class Scheduler:
             ServeError: a text that could never run here, or more texts than can ever wait.
             BusyError: no room in the queue, or the server is stopping. Nothing was queued then.
         """
+        n, room = len(generations), self.limits.n_waiting
+        self.check_count(n)
         for generation in generations:
             self._check(generation)
-        n, room = len(generations), self.limits.n_waiting
-        if n > room:
-            raise ServeError(f"the request asks for {n} texts, the limit is {room}: split it")
         tickets = [Ticket(generation=generation, deliver=deliver) for generation in generations]
         with self._changed:
             self._refuse_when_stopping()
@@ -127,6 +126,15 @@ class Scheduler:
             self._waiting.extend(tickets)
             self._changed.notify()
         return tickets
+
+    def check_count(self, n: int) -> None:
+        """Whether so many texts may be asked for in one request.
+
+        Raises:
+            ServeError: more than can ever wait.
+        """
+        if n > self.limits.n_waiting:
+            raise ServeError(f"the request asks for {n} texts, the limit is {self.limits.n_waiting}: split it")
 
     def look(self, work: Callable[[], R]) -> Future[R]:
         """Let the thread run something on the network, between two passes.
