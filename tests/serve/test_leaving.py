@@ -1,13 +1,17 @@
-"""S1: a client that leaves, streamed or not, stops its generation within a few tokens, fifty times."""
+"""S1: a client that leaves, streamed or not, stops its generation within a few tokens, fifty times; one that never
+comes to the point is not waited for."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import time
 from typing import Any
 
 import pytest
 
+from cutaway.serve.connection import Connection
 from support.serving import Live, eventually
 
 N_TIMES = 50
@@ -71,3 +75,43 @@ def test_a_body_that_never_ends_is_given_up(talker: Live, monkeypatch: pytest.Mo
             assert connection.recv(65536).startswith(b"HTTP/1.1 408")
     finally:
         object.__setattr__(talker.service.limits, "body_seconds", 30.0)
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: 127"])
+def test_who_asks_for_nothing_is_not_waited_for(talker: Live, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    """Open connections are counted: without a deadline, who opens enough of them would keep everyone else out."""
+    monkeypatch.setattr(Connection, "head_seconds", 0.3)
+    host, port = talker.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(begun)
+        assert connection.recv(100) == b""
+
+
+def test_a_head_that_drips_is_given_up(talker: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "head_seconds", 0.3)
+    host, port = talker.url.removeprefix("http://").split(":")
+    end = time.monotonic() + 10
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as connection,
+        pytest.raises(OSError, match=r"reset|pipe|abort"),
+    ):
+        while time.monotonic() < end:
+            connection.sendall(b"G")
+            time.sleep(0.02)
+
+
+def test_a_long_answer_is_not_given_up(talker: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "head_seconds", 0.1)
+    with talker.client.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 300, "stream": True}) as r:
+        began = time.monotonic()
+        assert list(r.iter_lines())[-2] == "data: [DONE]"
+    assert time.monotonic() > began + 0.1
+
+
+def test_connections_past_the_bound_are_closed_unheard(talker: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutaway.serve.connection.MAX_OPEN", 3)
+    host, port = talker.url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection((host, int(port)), timeout=5)) for _ in range(6)]
+        with contextlib.suppress(ConnectionResetError):
+            assert opened[-1].recv(1) == b""

@@ -14,6 +14,7 @@ import uvicorn
 
 from cutaway.language_model import LanguageModel
 from cutaway.serve.app import build_inner, guarded
+from cutaway.serve.connection import Connection
 from cutaway.serve.limits import Limits
 from cutaway.serve.server import Server, listen
 from cutaway.serve.service import Service
@@ -85,7 +86,7 @@ def serving(
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     app = guarded(build_inner(service, exhibits), host="127.0.0.1", key=key)
     ready = threading.Event()
-    config = uvicorn.Config(app, http="h11", ws="none", log_level="warning", access_log=False)
+    config = uvicorn.Config(app, http=Connection, ws="none", log_level="warning", access_log=False)
     server = Server(config, service, ready.set)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()

@@ -17,6 +17,7 @@ import uvicorn
 from cutaway.errors import ServeError
 from cutaway.language_model import LanguageModel
 from cutaway.serve.app import build_inner, guarded
+from cutaway.serve.connection import MAX_CONNECTIONS, Connection
 from cutaway.serve.limits import Limits
 from cutaway.serve.service import Service
 from cutaway.serve.views import Exhibits
@@ -24,7 +25,6 @@ from cutaway.serve.views import Exhibits
 PORT = 8000
 N_PORTS = 20  # tried where none was asked for
 KEY = "CUTAWAY_API_KEY"
-MAX_CONNECTIONS = 512
 
 
 class Server(uvicorn.Server):
@@ -70,7 +70,7 @@ def serve(
     service = Service(model=model, name=name, limits=limits or Limits())
     config = uvicorn.Config(
         guarded(build_inner(service, exhibits), host=host, key=api_key()),
-        http="h11",
+        http=Connection,
         ws="none",
         log_level="warning",
         access_log=False,
