@@ -126,7 +126,7 @@ def experiment(
     """Both runs, greedily continued.
 
     Args:
-        heads, feed_forwards: what is switched off.
+        heads, feed_forwards: what is switched off, each once.
         how: "zero", or "mean" (over the prompt's positions).
         without: of "mask", "scale", "positions".
         progress: called with how many tokens are written, and how many there will be at most.
@@ -137,6 +137,10 @@ def experiment(
         raise InsideError("nothing is changed: switch off a head or a feed-forward, or drop a part")
     if how not in KINDS:
         raise InsideError(f"how = {how!r:.40}: it must be one of {', '.join(KINDS)}")
+    heads, feed_forwards, without = (list(dict.fromkeys(parts)) for parts in (heads, feed_forwards, without))
+    wrong = next((layer for layer in feed_forwards if not 0 <= layer < model.config.n_layers), None)
+    if wrong is not None:  # told before the first pass, as a head is
+        raise InsideError(f"feed_forwards has {wrong}: the model has 0 to {model.config.n_layers - 1}")
     edits = [KINDS[how](f"blocks.{layer}.attn.z[head {head}]") for layer, head in heads]
     edits += [KINDS[how](f"blocks.{layer}.ff.out") for layer in feed_forwards]
     other = altered(model, without) if without else model
