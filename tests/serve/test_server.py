@@ -191,6 +191,16 @@ def test_other_machines_need_a_key(command: Commands, folder: Path, monkeypatch:
     assert error.startswith("host = 192.0.2.1: ")
 
 
+def test_what_cannot_be_served_is_told_before_a_model_is_loaded(command: Commands, folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder.parent / name / "final").mkdir(parents=True, exist_ok=True)
+    beside = [part for name in "ab" for part in ("--with", str(folder.parent / name / "final"))]
+    assert "the page would call several of them final" in command.error("serve", "-m", "no such model", *beside)
+    assert "run = " in command.error("serve", "-m", "no such model", "--run", folder.parent / "nowhere")
+    code, _, err = command("serve", "-m", folder, "--cache-gib", "1e300")
+    assert code == 2 and "--cache-gib" in err
+
+
 def test_a_server_with_a_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTAWAY_API_KEY", "secret")
     with running(folder, "--port", "0", "--host", "0.0.0.0") as (_, address):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cutaway.errors import InsideError, ServeError
-from cutaway.figures import Prose, Result
+from cutaway.figures import Figure, Prose, Result
 from cutaway.inside.attention import Attention, HeadAttention, attention
 from cutaway.inside.edits import Zero
 from cutaway.language_model import LanguageModel
@@ -25,7 +25,7 @@ from cutaway.serve.questions import MOST, QUESTIONS
 from cutaway.serve.reply import Refusal
 from cutaway.serve.runlog import read_run
 from cutaway.serve.staged import STAGES, staged
-from cutaway.serve.tower import tower
+from cutaway.serve.tower import Tower, tower
 from cutaway.serve.views import Exhibits
 from cutaway.serve.written import explained, next_of
 from support.serving import Live, error_of, serving
@@ -132,6 +132,17 @@ def test_an_experiment_is_two_runs(talker_model: LanguageModel) -> None:
         experiment(talker_model, ids)
 
 
+def test_an_experiment_takes_each_part_once_and_is_refused_before_its_first_pass(talker_model: LanguageModel) -> None:
+    ids, told = talker_model.encode(TEXT), []
+    once = experiment(talker_model, ids, heads=[(0, 1)], feed_forwards=[1], how="mean", n_new=2)
+    often = experiment(talker_model, ids, heads=[(0, 1)] * 3, feed_forwards=[1] * 3, how="mean", n_new=2)
+    assert often.changes == once.changes and often.kl == once.kl
+    for layer in (-1, 9, 10**30):
+        with pytest.raises(InsideError, match=f"feed_forwards has {layer}: the model has 0 to"):
+            experiment(talker_model, ids, feed_forwards=[layer], progress=lambda *done: told.append(done))
+    assert told == []
+
+
 def test_without_the_mask_later_tokens_are_seen(talker_model: LanguageModel) -> None:
     ids = talker_model.encode(TEXT)
     one, other = (experiment(talker_model, text, without=["mask"], n_new=2) for text in (ids, [*ids[:-1], ids[0]]))
@@ -210,6 +221,19 @@ def test_figures_of_an_answer_come_when_they_are_asked_for(live: Live) -> None:
     error_of(live.client.get(f"{API}/answers/{answer['id']}/figures/1/0.0"), 404)
     page = live.client.get(f"{API}/answers/{answer['id']}/html")
     assert page.text.startswith("<!doctype html>") and "attachment" in page.headers["content-disposition"]
+
+
+def test_figures_are_not_made_by_the_event_loop(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    makers, make = [], Tower.figures
+
+    def figures(self: Tower) -> list[Figure]:
+        makers.append(threading.current_thread().name)
+        return make(self)
+
+    monkeypatch.setattr(Tower, "figures", figures)
+    for _ in range(2):
+        lines_of(live, "tower", prompt=TEXT)
+    assert len(makers) == 2 and all(name.startswith("asyncio_") for name in makers)
 
 
 def test_a_long_question_shares_the_network_and_ends_with_its_client(live: Live) -> None:

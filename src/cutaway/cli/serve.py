@@ -27,7 +27,7 @@ def serve(
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     cache_gib: Annotated[
-        float, typer.Option(metavar="GIB", min=0.001, help="Memory for the keys and values of all texts.")
+        float, typer.Option(metavar="GIB", min=0.001, max=1e6, help="Memory for the keys and values of all texts.")
     ] = 2.0,
     beside: Annotated[
         list[str] | None,
@@ -53,12 +53,16 @@ def serve(
     from cutaway.serve.server import serve as run_server
     from cutaway.serve.views import Exhibits
 
+    if run is not None and not run.is_dir():
+        raise ServeError(f"run = {run}: no such folder; give the one that cutaway train writes to")
+    names = {one: served_name(one) for one in beside or ()}
+    twice = next((called for called in names.values() if list(names.values()).count(called) > 1), None)
+    if twice is not None:
+        raise ServeError(f"with = {', '.join(names)}: the page would call several of them {twice}; rename a folder")
     listening = listen(host, port)  # before the model is loaded: an address that cannot be had is told at once
     name = model_name(model)
     loaded = open_model(name, dtype, device)
-    if run is not None and not run.is_dir():
-        raise ServeError(f"run = {run}: no such folder; give the one that cutaway train writes to")
-    exhibits = Exhibits(others={served_name(one): open_model(one, dtype, device) for one in beside or ()}, run=run)
+    exhibits = Exhibits(others={called: open_model(one, dtype, device) for one, called in names.items()}, run=run)
     screen = Screen()
 
     def started(address: str) -> None:

@@ -60,6 +60,7 @@ class Turns:
             BusyError: too many questions wait already. What the work raises comes out here.
         """
         threading.Thread(target=self._thread, name="question", daemon=True).start()
+        turn = news = None
         try:
             while not self._ended:
                 turn = asyncio.ensure_future(self._service.look(self._turn))
@@ -73,6 +74,9 @@ class Turns:
         finally:
             self._left = True
             self._may_go.release()
+            for task in (turn, news):
+                if task is not None:
+                    task.cancel()  # a turn that still waits is not taken
         if self._error is not None:
             raise self._error
         yield self._answer

@@ -139,9 +139,7 @@ async def next_token(body: NextBody, request: Request, service: Served, exhibits
 
         if await unless_left(request.receive, read()) is None:
             return Response(status_code=CLIENT_LEFT)
-    answer = Answer(await asyncio.to_thread(next_of, service.model, generation))
-    exhibits.kept.add(answer)
-    return await asyncio.to_thread(lambda: _json(_sent(answer)))
+    return await _kept(exhibits, Answer(await asyncio.to_thread(next_of, service.model, generation)))
 
 
 @router.post("/ask/{name}", response_model=None)
@@ -165,8 +163,7 @@ async def ask(name: str, request: Request, service: Served, exhibits: Shown) -> 
     answer = await unless_left(request.receive, service.look(lambda: answered(lambda said: None)))
     if answer is None:
         return Response(status_code=CLIENT_LEFT)
-    exhibits.kept.add(answer)
-    return await asyncio.to_thread(lambda: _json(_sent(answer)))
+    return await _kept(exhibits, answer)
 
 
 async def _told(service: Service, exhibits: Exhibits, turns: Turns) -> AsyncIterator[bytes]:
@@ -176,8 +173,9 @@ async def _told(service: Service, exhibits: Exhibits, turns: Turns) -> AsyncIter
             if isinstance(one, Said):
                 yield _line({"progress": dataclasses.asdict(one)})
             else:
+                line = await asyncio.to_thread(_answer_line, one)
                 exhibits.kept.add(one)
-                yield await asyncio.to_thread(_answer_line, one)
+                yield line
     except Exception as error:
         if not isinstance(error, CutawayError):
             log.exception("a question failed")
@@ -238,9 +236,14 @@ async def run(exhibits: Shown) -> Response:
     folder = exhibits.run
     if folder is None:
         raise HTTPException(404) from Refusal(404, "no run is shown: start the server with --run FOLDER")
-    answer = Answer(await asyncio.to_thread(read_run, folder))
+    return await _kept(exhibits, Answer(await asyncio.to_thread(read_run, folder)))
+
+
+async def _kept(exhibits: Exhibits, answer: Answer) -> Response:
+    """An answer as the page gets it, kept for what the page asks next."""
+    response = await asyncio.to_thread(lambda: _json(_sent(answer)))
     exhibits.kept.add(answer)
-    return await asyncio.to_thread(lambda: _json(_sent(answer)))
+    return response
 
 
 def _checked(kind: type[Question], data: Any) -> Question:
@@ -267,12 +270,12 @@ def _figure(exhibits: Exhibits, name: str, i: int) -> Figure:
 
 def _sent(answer: Answer) -> dict[str, Any]:
     """An answer as the page gets it; large heat maps behind the first come when they are asked for."""
-    result = answer.result
+    made, result = answer.figures, answer.result  # here: the event loop, which counts their bytes, has not the time
     sent: dict[str, Any] = {"id": answer.id, "heading": result.heading}
     if isinstance(result, Tower | Next):
         return sent | {"data": result.to_dict()}
     figures = []
-    for i, one in enumerate(answer.figures):
+    for i, one in enumerate(made):
         later = i > 0 and isinstance(one, HeatMap) and one.values.size > AT_ONCE
         figures.append({"kind": one.kind, "title": one.title, "later": True} if later else html.parts(one))
     if isinstance(result, Staged):
