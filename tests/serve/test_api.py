@@ -173,20 +173,6 @@ def test_several_prompts_and_several_texts_of_each(talker: Live) -> None:
     assert answer["usage"]["completion_tokens"] == 24
 
 
-def test_a_prompt_that_several_texts_echo_is_read_once(talker: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not at all for a request of more texts than may ever wait."""
-    looks: list[Any] = []
-    look = talker.service.scheduler.look
-    monkeypatch.setattr(talker.service.scheduler, "look", lambda work: looks.append(work) or look(work))
-    options: dict[str, Any] = {"max_tokens": 2, "echo": True, "logprobs": 1, **GREEDY}
-    one, *rest = talker.ok(COMPLETIONS, prompt="ab", n=3, **options)["choices"]
-    assert len(looks) == 1
-    assert len(one["logprobs"]["tokens"]) == 3 + 2  # BOS, both letters, two new ones
-    assert [choice | {"index": 0} for choice in rest] == [one, one]
-    assert "4096 texts" in talker.error(COMPLETIONS, prompt=["a"] * 64, n=64, **options)["message"]
-    assert len(looks) == 1
-
-
 def test_ids_go_in_wherever_text_does(talker: Live) -> None:
     ids = talker.model.encode("ab")
     for prompt in (ids, [ids], [ids, ids]):

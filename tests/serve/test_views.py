@@ -166,6 +166,7 @@ def test_a_log_with_half_a_line(tmp_path: Path) -> None:
     ("name", "body", "words"),
     [
         ("look", {"prompt": [5] * (MOST + 1)}, "tokens"),
+        ("look", {"prompt": "a" * 3_000_000}, "3000000 characters: this looks at 1024 tokens"),  # not even encoded
         ("look", {"promt": "a"}, "did you mean prompt"),
         ("head", {"prompt": TEXT, "head": "9.9"}, "outside"),
         ("contributions", {"prompt": TEXT, "target": {"a": 1}}, "token ="),

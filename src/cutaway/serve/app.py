@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse
-from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from cutaway import __version__
@@ -20,7 +18,6 @@ from cutaway.serve.limits import Limits
 from cutaway.serve.reply import tell_errors
 from cutaway.serve.service import Service
 
-PAGE = Path(__file__).parent / "page"  # what a browser loads: served below /assets/, index.html at /
 ROUTERS = (api.router, inside.router, status.router, views.router, views.drawing)
 QUIET: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}  # nothing calls home
 
@@ -67,7 +64,5 @@ def build_inner(service: Service, exhibits: views.Exhibits | None = None) -> Fas
     tell_errors(app)
     for router in ROUTERS:
         app.include_router(router)
-    if PAGE.is_dir():
-        app.mount("/assets", StaticFiles(directory=PAGE), name="assets")
-        app.get("/", include_in_schema=False)(lambda: FileResponse(PAGE / "index.html"))
+    app.get("/", include_in_schema=False)(lambda: FileResponse(views.ASSETS["index.html"]))
     return app

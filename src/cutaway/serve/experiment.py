@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from cutaway.inside.labels import label, labels
 from cutaway.inside.trace import trace
 from cutaway.language_model import LanguageModel
 
+P = TypeVar("P")
 N_NEXT = 8
 SAYS = {
     "mask": "every position sees every other",
@@ -137,7 +138,7 @@ def experiment(
         raise InsideError("nothing is changed: switch off a head or a feed-forward, or drop a part")
     if how not in KINDS:
         raise InsideError(f"how = {how!r:.40}: it must be one of {', '.join(KINDS)}")
-    heads, feed_forwards, without = (list(dict.fromkeys(parts)) for parts in (heads, feed_forwards, without))
+    heads, feed_forwards, without = _once(heads), _once(feed_forwards), _once(without)
     wrong = next((layer for layer in feed_forwards if not 0 <= layer < model.config.n_layers), None)
     if wrong is not None:  # told before the first pass, as a head is
         raise InsideError(f"feed_forwards has {wrong}: the model has 0 to {model.config.n_layers - 1}")
@@ -181,6 +182,10 @@ def _run(
         pieces.append(piece.text)
         told(done)
     return Run(next=scores[-1].exp().cpu(), losses=losses.cpu().numpy(), text="".join(pieces))
+
+
+def _once(parts: Sequence[P]) -> list[P]:
+    return list(dict.fromkeys(parts))
 
 
 def _in_words(

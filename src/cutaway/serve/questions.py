@@ -34,6 +34,7 @@ from cutaway.serve.tower import tower
 from cutaway.serve.turns import Said, Tell
 
 MOST = 1024  # tokens of a text that is looked into
+MOST_PER_TOKEN = 64  # characters of its tokens on average: a longer text is not even read, as texts wait meanwhile
 MOST_SWEPT = 128  # of one that is read again for every part
 MOST_CHANGED = 512  # heads and feed-forwards switched off
 LONG = 4000  # characters of a short field
@@ -55,7 +56,10 @@ class Asked:
         Raises:
             ServeError: more of them.
         """
-        ids = self.model.ids(prompt_of(prompt))
+        given = prompt_of(prompt)
+        if isinstance(given, str) and len(given) > most * MOST_PER_TOKEN:
+            raise ServeError(f"prompt = {len(given)} characters: this looks at {most} tokens at most; shorten it")
+        ids = self.model.ids(given)
         if len(ids) > most:
             raise ServeError(f"prompt = {len(ids)} tokens: this looks at {most} at most; shorten it")
         return ids
