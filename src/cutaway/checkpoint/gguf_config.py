@@ -171,7 +171,10 @@ def _llama(m: Metadata) -> dict[str, Any]:
 
 
 def _phi3(m: Metadata) -> dict[str, Any]:
-    return _relative_of_llama(m) | {"sliding_window": m.window()}
+    """Where its scaling changes over stands at the top of its config."""
+    fields = _relative_of_llama(m) | {"sliding_window": m.window()}
+    original = "original_max_position_embeddings"
+    return fields | {original: (fields["rope_scaling"] or {}).get(original, fields["max_position_embeddings"])}
 
 
 def _gemma(m: Metadata, n_layers_27b: int) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def _content(config: Json, name: str) -> str | None:
         token = token.get("content")
     if token is not None and not isinstance(token, str):
         raise DamagedFileError(
-            f"tokenizer_config.json: {name} is {str(token)[:40]}; a token is text, download it again"
+            f"tokenizer_config.json: {name[:40]!r} is {str(token)[:40]!r}; a token is text, download it again"
         )
     return token or None
 
