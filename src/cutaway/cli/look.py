@@ -94,7 +94,7 @@ def look(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Look inside a pass: what comes next, how the layers got there, and which parts did it.
+    """Look inside a pass: what comes next, and which parts did it.
 
     Without a question, one screen about the prompt. Every question adds its answer; --json prints them as a list.
     """

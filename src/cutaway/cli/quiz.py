@@ -31,7 +31,7 @@ def quiz(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Answer fourteen questions, and see on the model why each wrong answer is wrong.
+    """Answer fourteen questions, and see each answer on the model.
 
     Type a letter after each question; in a pipe, one letter a line. Every answer is kept at once: Ctrl-C or Ctrl-D
     breaks off, --resume goes on. Order depends on the seed.
