@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0   # the tested engine; any version pyproject.toml admits will do
 BIN    := $(VENV)/bin
-JOBS   ?= 2
+JOBS   ?= 3       # on two cores: some tests wait for a process or a browser
 
 .PHONY: demo test bench fix clean
 
