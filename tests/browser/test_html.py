@@ -110,6 +110,7 @@ def test_a_heat_map_is_also_a_table_and_words(open_file: Open) -> None:
     page = open_file().page
     page.locator(f"{HEAT} summary").first.click()
     rows = page.locator(f"{HEAT} details").first.locator("tbody tr")
+    rows.first.wait_for()  # a `toggle` event comes after the click, not within it
     assert rows.count() == len(WORDS)
     assert rows.nth(0).inner_text().split("\t")[:3] == ["The(0)", "1.00", "masked"]
     words = page.locator(f"{HEAT} details").first.locator("ol li")
