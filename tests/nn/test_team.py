@@ -116,7 +116,7 @@ import torch
 from cutaway.nn import few_rows
 torch.set_grad_enabled(False)
 loops = few_rows._loops()
-for dtype in few_rows.MAX_ROWS:
+for dtype in few_rows.DTYPES:
     new, old = torch.ones(2, 1, 1, 1, 3, dtype=dtype), torch.zeros(2, 1, 1, 2, 3, dtype=dtype)
     few_rows.append(*new, *old, torch.tensor([1]))
     assert old.tolist() == [[[[[0] * 3, [1] * 3]]]] * 2

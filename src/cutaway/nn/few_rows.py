@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-MAX_ROWS = {torch.float32: 8, torch.bfloat16: 4}  # beyond these torch's product, which computes more per byte, wins
+MAX_ROWS = 32  # beyond these torch's product, which computes more per byte, catches up
+DTYPES = (torch.float32, torch.bfloat16)
 PLAIN = (Tensor, nn.Parameter)
 FEW = 1 << 16  # numbers up to which a norm, a sum … is worth more in one call than in several threads
 PIECE = 4 << 20  # what a thread takes of a matrix at a time [B]: long streams, yet a slower core can take fewer
@@ -30,7 +31,7 @@ def readable(a: Tensor, b: Tensor) -> bool:
     return (
         not torch.is_grad_enabled()
         and a.dtype is b.dtype
-        and a.dtype in MAX_ROWS
+        and a.dtype in DTYPES
         and a.is_cpu
         and b.is_cpu
         and type(a) in PLAIN
@@ -52,7 +53,7 @@ def _watched() -> bool:
 def linear_applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Few rows, whose width is the weight's."""
     return (
-        0 < x.numel() <= MAX_ROWS.get(x.dtype, 0) * x.shape[-1]
+        0 < x.numel() <= MAX_ROWS * x.shape[-1]
         and readable(x, weight)
         and x.shape[-1] == weight.shape[1]
         and weight.is_contiguous()
@@ -206,7 +207,7 @@ def attend(
 
 def prepare(dtype: torch.dtype) -> None:
     """Compile the loops now, or fetch them from where they are kept, rather than at the first token."""
-    if dtype in MAX_ROWS and (compiled := _loops()) is not None:
+    if dtype in DTYPES and (compiled := _loops()) is not None:
         compiled.compile_all(dtype)
 
 
