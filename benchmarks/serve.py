@@ -29,6 +29,7 @@ N_TOKENS = 64
 N_ROUNDS = 3
 STREAMS = (1, 4, 8, 16)
 N_REQUESTS, N_LEAVING = 500, 50
+SMALL = "0.1"  # GiB of keys and values: what is remembered of earlier texts fills its share before the count begins
 MIB = 2**20
 
 
@@ -97,7 +98,7 @@ async def stream(client: httpx.AsyncClient, model: str, prompt: str) -> tuple[in
 
 def memory() -> None:
     """Resident memory of a server of the bundled model after many requests, some of whose clients leave."""
-    with ours("bard") as server, httpx.Client(base_url=server.url, timeout=120) as client:
+    with ours("bard", "--cache-gib", SMALL) as server, httpx.Client(base_url=server.url, timeout=120) as client:
         after: dict[int, int] = {}
         for i in range(N_REQUESTS):
             body = {"prompt": f"Scene {i % 40}:", "max_tokens": 40, "stream": True}
@@ -132,9 +133,9 @@ class Running:
     pid: int
 
 
-def ours(model: Path | str) -> AbstractContextManager[Running]:
+def ours(model: Path | str, *options: str) -> AbstractContextManager[Running]:
     """`cutaway serve`."""
-    return started([sys.executable, "-m", "cutaway", "serve", "-m", str(model)])
+    return started([sys.executable, "-m", "cutaway", "serve", "-m", str(model), *options])
 
 
 def theirs(model: Path) -> AbstractContextManager[Running]:

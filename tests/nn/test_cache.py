@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from cutaway.generate.decoding import Batch
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
 from support.tiny import OURS, distance, random_network, random_tokens
@@ -22,10 +25,10 @@ def inference() -> Iterator[None]:
 def numbered(config: Any, lengths: list[int], first: int = 0) -> Cache:
     """A cache in which the key of token t of text i is i + t/100 and the value its negative."""
     cache = Cache(config, len(lengths), torch.zeros(()), n_slots=8)
-    for layer in cache.layers:
+    for k, v in cache.layers:
         for row in range(len(lengths)):
-            layer.k[row] = (first + row + torch.arange(8) / 100)[None, :, None]
-        layer.v.copy_(-layer.k)
+            k[row] = (first + row + torch.arange(8) / 100)[None, :, None]
+        v.copy_(-k)
     cache.lengths = list(lengths)
     return cache
 
@@ -34,11 +37,11 @@ def texts(cache: Cache) -> list[tuple[float, int]]:
     """Which text each row holds, and how much of it; every layer, head and coordinate agree."""
     found = []
     for row, length in enumerate(cache.lengths):
-        for layer in cache.layers:
-            k = layer.k[row, :, :length]
-            assert torch.equal(layer.v[row, :, :length], -k)
+        for keys, values in cache.layers:
+            k = keys[row, :, :length]
+            assert torch.equal(values[row, :, :length], -k)
             assert torch.equal(k, (k[0, 0, 0] + torch.arange(length) / 100)[None, :, None].expand_as(k))
-        found.append((float(cache.layers[-1].k[row, 0, 0, 0]), length))
+        found.append((float(cache.layers[-1][0][row, 0, 0, 0]), length))
     return found
 
 
@@ -74,13 +77,13 @@ def test_an_empty_cache_takes_texts_in() -> None:
 def test_who_joins_a_row_finds_nothing_of_who_was_there() -> None:
     """A NaN behind a text lies in the future of its queries, and would reach them through the mask all the same."""
     cache = numbered(CONFIG, [3, 8])
-    for layer in cache.layers:
-        layer.k[1] = layer.v[1] = float("nan")
+    for k, v in cache.layers:
+        k[1] = v[1] = float("nan")
     cache.keep([0])
     cache.join(numbered(CONFIG, [2], first=10))
-    for layer in cache.layers:
-        assert layer.k.isfinite().all()
-        assert layer.v.isfinite().all()
+    for k, v in cache.layers:
+        assert k.isfinite().all()
+        assert v.isfinite().all()
 
 
 def test_room_grows_and_shrinks_around_the_texts() -> None:
@@ -98,8 +101,22 @@ def test_the_beginning_of_a_text_is_copied() -> None:
     part = cache.copy(1, 4)
     assert texts(part) == [(1, 4)]
     assert part.n_bytes == 3 * 2 * 1 * 2 * 4 * 8 * 4
-    part.layers[0].k.zero_()
+    part.layers[0][0].zero_()
     assert texts(cache) == [(0, 3), (1, 8)]
+
+
+def test_memory_is_free_as_soon_as_nobody_has_the_cache() -> None:
+    """A ring of references would keep it until the collector comes, which counts objects and not bytes."""
+    gc.disable()
+    try:
+        batch = Batch(random_network(CONFIG), [])
+        batch.cache = cache = numbered(CONFIG, [3, 8])
+        batch.cache.layer(0)
+        gone = [weakref.ref(one) for one in (batch, cache, cache.layers[0][0], cache.copy(0, 2))]
+        del batch, cache
+        assert [one() for one in gone] == [None] * 4
+    finally:
+        gc.enable()
 
 
 def read(network: Transformer, cache: Cache, new: list[list[int]]) -> torch.Tensor:

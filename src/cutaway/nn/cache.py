@@ -44,7 +44,7 @@ class NoCache:
 
 
 class LayerCache:
-    """One layer's keys and values, in a buffer that the whole cache sizes."""
+    """One layer's keys and values, in buffers that the whole cache sizes and keeps."""
 
     def __init__(self, cache: Cache, k: Float[Tensor, "R K N Dh"], v: Float[Tensor, "R K N Dh"]) -> None:
         self.cache = cache
@@ -67,10 +67,6 @@ class LayerCache:
                 all_v[row, :, length : length + n_new] = v[row]
         return all_k.narrow(2, 0, stop), all_v.narrow(2, 0, stop)
 
-    @property
-    def buffers(self) -> KV:
-        return self.k, self.v
-
 
 class Cache:
     """All layers' keys and values of B texts, each of its own length, in buffers of R ≥ B rows and N slots.
@@ -85,25 +81,25 @@ class Cache:
             n_rows, dtype=torch.int64, device="cpu"
         )  # where each row's next token goes, for the loops
         shape = (n_rows, config.n_kv_heads, n_slots, config.d_head)
-        self.layers = [LayerCache(self, like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.n_layers)]
+        self.layers: list[KV] = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.n_layers)]
 
     @property
     def n_rows(self) -> int:
         """Texts there is room for."""
-        return self.layers[0].k.shape[0]
+        return self.layers[0][0].shape[0]
 
     @property
     def n_slots(self) -> int:
         """Tokens of a text there is room for."""
-        return self.layers[0].k.shape[2]
+        return self.layers[0][0].shape[2]
 
     @property
     def n_bytes(self) -> int:
         """What the buffers hold now [B]."""
-        return sum(t.numel() * t.element_size() for layer in self.layers for t in layer.buffers)
+        return sum(t.numel() * t.element_size() for layer in self.layers for t in layer)
 
     def layer(self, i: int) -> LayerCache:
-        return self.layers[i]
+        return LayerCache(self, *self.layers[i])
 
     def prepare(self, n_new: int) -> None:
         """Make room for `n_new` more tokens a row."""
@@ -123,18 +119,18 @@ class Cache:
         if not moves:
             return
         for layer in self.layers:
-            old, new = torch.tensor(moves, device=layer.k.device).unbind(1)
-            for buffer in layer.buffers:
+            for buffer in layer:
+                old, new = torch.tensor(moves, device=buffer.device).unbind(1)
                 buffer[new] = buffer[old]  # all are read before one is written
 
     def resize(self, n_rows: int, n_slots: int) -> None:
         """Buffers of exactly this room; what the texts have read moves there."""
         n_texts, n_read = len(self.lengths), max(self.lengths, default=0)
-        for layer in self.layers:
-            k, v = (t.new_zeros(n_rows, t.shape[1], n_slots, t.shape[3]) for t in layer.buffers)
-            for new, old in zip((k, v), layer.buffers, strict=True):
+        for i, layer in enumerate(self.layers):
+            k, v = (t.new_zeros(n_rows, t.shape[1], n_slots, t.shape[3]) for t in layer)
+            for new, old in zip((k, v), layer, strict=True):
                 new[:n_texts, :, :n_read] = old[:n_texts, :, :n_read]
-            layer.k, layer.v = k, v
+            self.layers[i] = k, v  # so that both sizes are held of one layer at a time
 
     def join(self, other: Cache) -> None:
         """Take in the texts of another cache of the same model, behind the ones here."""
@@ -143,7 +139,7 @@ class Cache:
         if n_rows > self.n_rows or n_slots > self.n_slots:
             self.resize(max(n_rows, self.n_rows), max(n_slots, self.n_slots))
         for layer, others in zip(self.layers, other.layers, strict=True):
-            for buffer, new in zip(layer.buffers, others.buffers, strict=True):
+            for buffer, new in zip(layer, others, strict=True):
                 buffer[first:n_rows, :, :n_slots] = new[: len(other.lengths), :, :n_slots]
                 buffer[first:n_rows, :, n_slots:] = 0  # a NaN that was left there would reach through the mask
         self.lengths += other.lengths
@@ -153,6 +149,6 @@ class Cache:
         other = copy.copy(self)
         other.lengths = [n_tokens]
         other.layers = [
-            LayerCache(other, *(t[row : row + 1, :, :n_tokens].clone() for t in layer.buffers)) for layer in self.layers
+            (k[row : row + 1, :, :n_tokens].clone(), v[row : row + 1, :, :n_tokens].clone()) for k, v in self.layers
         ]
         return other
