@@ -297,6 +297,7 @@ def test_gradients_go_through_edits(model: LanguageModel) -> None:
         (Mean("blocks.0.attn.pattern"), "use Replace or KnockOut"),
         (Resample("blocks.0.attn.scores"), "use Replace or KnockOut"),
         (Add("embed", [1.0]), r"\[1.0\] is no tensor: give torch.tensor"),  # type: ignore[arg-type]
+        (Scale("embed", "2"), "Scale at embed: '2' is no number"),  # type: ignore[arg-type]
         (Replace("embed", 0.5), "0.5 is no tensor"),  # type: ignore[arg-type]
         (Add("embed", torch.ones(31)), r"shape \(31,\) does not spread to \(1, 5, 32\)"),
         (Replace("blocks.0.attn.pattern[head 3]", torch.ones(4, 5)), r"\(4, 5\) does not spread to \(1, 1, 5, 5\)"),

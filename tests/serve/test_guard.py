@@ -83,6 +83,16 @@ def test_sizes_are_bounded_before_anything_is_parsed(locked: Live) -> None:
     assert locked.client.post("/v1/completions", json=BODY, headers=raw[:1]).status_code == 200
 
 
+def test_a_client_that_sends_before_it_listens_hears_why_it_was_refused(talker_model: LanguageModel) -> None:
+    """More than a socket's buffer holds: a server that answers and closes resets the connection under the answer."""
+    with serving(talker_model, limits=Limits(body_bytes=2**20)) as live:
+        big = b'{"prompt": "' + b"a" * 6 * 2**20 + b'"}'
+        for content in (big, iter([big])):
+            error_of(live.client.post("/v1/completions", content=content), 413)
+        with pytest.raises(httpx.TransportError):  # past any patience
+            live.client.post("/v1/completions", content=iter([big] * 8))
+
+
 def test_every_answer_has_the_headers_that_keep_browsers_careful(talker: Live) -> None:
     for response in (
         talker.client.get("/health"),

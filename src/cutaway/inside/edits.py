@@ -71,6 +71,10 @@ class Scale(Edit):
 
     factor: float
 
+    def check(self, target: Target) -> None:
+        super().check(target)
+        _require_number(self.factor, target, self)
+
     def __call__(self, part: Tensor, site: Site) -> Tensor:
         return part * self.factor
 
@@ -86,6 +90,7 @@ class Add(Edit):
     def check(self, target: Target) -> None:
         super().check(target)
         _require_tensor(self.vector, target, self)
+        _require_number(self.times, target, self)
 
     def reach(self, axes: Axes, n_prompt: int) -> Index | None:
         return _reach_of(self.vector, axes, n_prompt)
@@ -236,6 +241,11 @@ def _spread(value: Tensor, part: Tensor, site: Site) -> Tensor:
 def _require_tensor(value: object, target: Target, edit: Edit) -> None:
     if not isinstance(value, Tensor):
         raise InsideError(f"{type(edit).__name__} at {target}: {value!r:.40} is no tensor: give torch.tensor(...)")
+
+
+def _require_number(value: object, target: Target, edit: Edit) -> None:
+    if not isinstance(value, int | float):
+        raise InsideError(f"{type(edit).__name__} at {target}: {value!r:.40} is no number")
 
 
 def _refuse_scores(target: Target, edit: Edit) -> None:

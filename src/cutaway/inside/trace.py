@@ -158,7 +158,7 @@ def trace(
     model: Model,
     prompts: Sequence[Any],
     *,
-    keep: str | Sequence[str] = "*",
+    keep: str | Sequence[str] | None = "*",
     edits: Edit | Sequence[Edit] = (),
     generate: int = 0,
     grad: bool = False,
@@ -169,7 +169,7 @@ def trace(
     """The inside of one pass over several texts, each as if it were alone.
 
     Args:
-        keep: names, with wildcards and brackets; the logits are always kept. Blocks of which only names outside the
+        keep: names, with wildcards and brackets, or None; the logits are always kept. Blocks of which only names outside the
             kernel are wanted keep the fast kernel, and then the logits are those of a plain pass, bit for bit.
         edits: what to change on the way, in this order.
         generate: continue each text by this many tokens, and keep every step; `options` are those of
@@ -189,7 +189,7 @@ def trace(
     if grad and generate:
         raise InsideError(f"generate = {generate} with grad: trace the text that it gave, with grad=True")
     generations = model.generations(prompts, max_tokens=generate, **options)
-    watch = watching(model.network, generations, keep=keep, edits=edits, grad=grad, limit=limit)
+    watch = watching(model.network, generations, keep=keep or (), edits=edits, grad=grad, limit=limit)
     if grad and generations:
         texts = [list(generation.request.prompt) for generation in generations]
         return watch.traces(generations, run_backward(model.network, watch.tap, watch.rows, texts, of))

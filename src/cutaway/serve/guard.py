@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import socket
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,6 +20,7 @@ OPEN = ("/", "/health", "/favicon.ico")  # without a key: what a browser asks fo
 OPEN_BELOW = "/assets/"
 BEARER = {"WWW-Authenticate": "Bearer"}
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
+HEARD, HEARD_SECONDS = 8, 2.0  # times the bound of a body, and for how long, what is too large is taken in and dropped
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -61,6 +63,8 @@ class Guard:
             self._check(scope)
             await self.app(scope, body.receive, sending)
         except Refusal as refusal:
+            if refusal.status == 413 and "expect" not in Headers(scope=scope):
+                await body.hear_out()
             await refusal_response(refusal)(scope, receive, sending)
 
     def _check(self, scope: Scope) -> None:
@@ -124,6 +128,16 @@ class Body:
         if self._n_bytes > self._limits.body_bytes:
             raise Refusal(413, too_large(self._limits.body_bytes), CLOSE)
         return message
+
+    async def hear_out(self) -> None:
+        """Throw away the rest of a body, within bounds: a client that sends before it listens would else see its
+        connection reset, and not the answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEARD_SECONDS):
+                while not self._complete and self._n_bytes <= HEARD * self._limits.body_bytes:
+                    message = await self._receive()
+                    self._n_bytes += len(message.get("body", b""))
+                    self._complete = not message.get("more_body", False)
 
 
 def too_large(limit: int) -> str:
