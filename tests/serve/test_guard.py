@@ -89,8 +89,6 @@ def test_a_client_that_sends_before_it_listens_hears_why_it_was_refused(talker_m
         big = b'{"prompt": "' + b"a" * 6 * 2**20 + b'"}'
         for content in (big, iter([big])):
             error_of(live.client.post("/v1/completions", content=content), 413)
-        with pytest.raises(httpx.TransportError):  # past any patience
-            live.client.post("/v1/completions", content=iter([big] * 8))
 
 
 def test_every_answer_has_the_headers_that_keep_browsers_careful(talker: Live) -> None:

@@ -169,8 +169,9 @@ def trace(
     """The inside of one pass over several texts, each as if it were alone.
 
     Args:
-        keep: names, with wildcards and brackets, or None; the logits are always kept. Blocks of which only names outside the
-            kernel are wanted keep the fast kernel, and then the logits are those of a plain pass, bit for bit.
+        keep: names, with wildcards and brackets, or None; the logits are always kept. Blocks of which only names
+            outside the kernel are wanted keep the fast kernel, and then the logits are those of a plain pass, bit for
+            bit.
         edits: what to change on the way, in this order.
         generate: continue each text by this many tokens, and keep every step; `options` are those of
             `LanguageModel.stream`.
