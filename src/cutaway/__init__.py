@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from cutaway.errors import (
@@ -28,6 +29,9 @@ from cutaway.errors import (
     TrainingError,
     UnsupportedError,
 )
+
+# Large tensors in large pages, which torch asks for: fresh memory costs a fault a page, and there are 500 times fewer.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 if TYPE_CHECKING:
     from cutaway.account.cost import cost

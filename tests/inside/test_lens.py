@@ -121,6 +121,27 @@ def test_a_stretch_of_positions_at_a_time(build: Build, monkeypatch: pytest.Monk
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-5)
 
 
+def test_the_last_positions_alone(build: Build) -> None:
+    """The same numbers as of the whole text, under the same positions; more than there are is all."""
+    model = build("grouped")
+    whole, part = lens(model, TEXT, actual=True), lens(model, TEXT, actual=True, last=3)
+    assert (part.first, part.targets, part.labels) == (9, whole.targets[9:], whole.labels)
+    assert part.states == whole.states
+    for name in ("top", "top_probability", "logit", "probability", "rank", "entropy", "kl"):
+        np.testing.assert_allclose(getattr(part, name), getattr(whole, name)[:, 9:], atol=1e-6)
+    assert part.path(10).title == whole.path(10).title
+    assert part.path().rows[-1][1] == whole.path().rows[-1][1]
+    says = part.figures()[0]
+    assert isinstance(says, HeatMap)
+    assert list(says.columns) == list(whole.labels[9:])
+    assert part.to_dict()["first"] == 9
+    assert lens(model, TEXT, last=99).first == 0
+    with pytest.raises(InsideError, match="position = 8: this lens has the positions from 9 on"):
+        part.path(8)
+    with pytest.raises(InsideError, match="last = 0"):
+        lens(model, TEXT, last=0)
+
+
 def test_edits_are_seen(build: Build) -> None:
     model = build("grouped")
     plain, edited = lens(model, TEXT), lens(model, TEXT, target=0, edits=[Zero("blocks.1.ff.out")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from cutaway.inside.targets import Counts, Reader, Token, count_of, position_of,
 from cutaway.inside.trace import LIMIT, trace
 from cutaway.network import Transformer
 
-AT_ONCE = 1 << 23  # logits held at a time: a stack of layers × positions × vocabulary would not fit
+AT_ONCE = 1 << 21  # logits held at a time: a stack of layers × positions × vocabulary would not fit
 NOTE = (
     "Each row is read by the model's own final norm, with that row's own statistics, and by its head: what would be "
     "said if all later layers were left out. The last row is what the model does say.",
@@ -31,7 +32,7 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lens(Result):
-    """The next token of every layer at every position; the last row is the model's own.
+    """The next token of every layer at every position from `first` on; the last row is the model's own.
 
     `states` are the trace names of the rows. A target belongs to each position: `rank` 1 is the winner. `entropy` is
     of the row's distribution, `kl` = Σ p_final · ln(p_final / p_row), both [nats].
@@ -40,6 +41,7 @@ class Lens(Result):
     tokens: tuple[int, ...]
     labels: tuple[str, ...]
     states: tuple[str, ...]
+    first: int  # the position that is column 0 of all below
     targets: tuple[int, ...]
     words: Mapping[int, str]  # what the tokens below are called
     top: Counts  # [state, position, k]: ids, the likeliest first
@@ -66,9 +68,12 @@ class Lens(Result):
         """Layer by layer at one position: the winner, and how the target stands.
 
         Raises:
-            InsideError: no such position.
+            InsideError: no such position, or one that was not read.
         """
-        at = position_of(position, len(self.tokens))
+        place = position_of(position, len(self.tokens))
+        at = place - self.first
+        if at < 0:
+            raise InsideError(f"position = {position}: this lens has the positions from {self.first} on; raise last")
         target = self.words[self.targets[at]]
         rows: list[list[Cell]] = [
             [
@@ -85,7 +90,7 @@ class Lens(Result):
         ]
         said = ["after", "says", ">p", f">rank of {target}", ">its p", ">its logit"]
         return Table(
-            title=f"At {self.labels[at]} ({at}), {target} followed",
+            title=f"At {self.labels[place]} ({place}), {target} followed",
             note="p is a probability; rank 1 is the winner. Entropy is of the row; KL(final ‖ row) is its distance to "
             "what the model says in the end.",
             columns=[*said, ">entropy [nats]", ">KL [nats]"],
@@ -135,7 +140,7 @@ class Lens(Result):
             title="What each layer would say",
             note="In each cell the likeliest next token; the darker, the likelier. The last row is the model's own.",
             rows=self.rows,
-            columns=self.labels,
+            columns=self.labels[self.first :],
             values=self.top_probability[:, :, 0],
             row_axis="after layer",
             column_axis="at position",
@@ -149,7 +154,7 @@ class Lens(Result):
             title="The token that is to come",
             note="How likely each layer finds what the text goes on with, and its rank in the cell: 1 is the winner.",
             rows=self.rows,
-            columns=self.labels,
+            columns=self.labels[self.first :],
             values=self.probability,
             row_axis="after layer",
             column_axis="at position",
@@ -168,6 +173,7 @@ def lens(
     actual: bool = False,
     k: int = 5,
     sublayers: bool = False,
+    last: int | None = None,
     edits: Sequence[Edit] = (),
     limit: int = LIMIT,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -182,13 +188,15 @@ def lens(
         actual: follow at each position the token that the prompt goes on with, and `target` at the last alone.
         k: how many of the likeliest tokens each cell holds.
         sublayers: also a row after every attention.
+        last: how many positions are read, counted back from the end; None reads all. A position costs as many products
+            with the head as there are rows.
         edits: what to change on the way, as in `trace`, up to the end of the last block: the norm and the head that
             read each row are the model's own.
         limit: what the traced streams may hold [B].
         progress: called with how many cells are read, and how many there are.
     Raises:
-        InsideError: a target that is not one token, k outside the vocabulary, an edit of what the rows are read by, or
-            more bytes than the limit.
+        InsideError: a target that is not one token, k outside the vocabulary, last below 1, an edit of what the rows
+            are read by, or more bytes than the limit.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     Source: nostalgebraist, "interpreting GPT: the logit lens", 2020; the distance to the end as in arXiv:2303.08112.
     """
@@ -197,18 +205,21 @@ def lens(
     chosen = None if target is None else token_of(model, target, "target")
     parts = ("resid_mid", "resid_post") if sublayers else ("resid_post",)
     states = ["blocks.0.resid_pre", *(f"blocks.{i}.{part}" for i in range(config.n_layers) for part in parts)]
-    (found,) = trace(model, [ids], keep=states, edits=edits, limit=limit)
+    first = 0 if last is None else max(0, len(ids) - count_of(last, sys.maxsize, "last"))
+    keep = [f"{name}[position {first}:]" for name in states]
+    (found,) = trace(model, [ids], keep=keep, edits=edits, limit=limit)
     refuse_behind(config, [edits] if isinstance(edits, Edit) else edits)
     if chosen is None:
         chosen = int(found.logits[-1].argmax())
-    targets = [*ids[1:], chosen] if actual else [chosen] * len(ids)
-    numbers = measure(network, [found[name] for name in states], targets, k, progress)
+    targets = ([*ids[1:], chosen] if actual else [chosen] * len(ids))[first:]
+    numbers = measure(network, [found[name] for name in keep], targets, k, progress)
     top = numbers["top"]
     words = {int(i): label(model.tokenizer, int(i)) for i in np.unique([*top.flat, *targets])}
     return Lens(
         tokens=tuple(ids),
         labels=tuple(labels(model.tokenizer, ids)),
         states=tuple(states),
+        first=first,
         targets=tuple(targets),
         words=words,
         **numbers,
@@ -248,9 +259,10 @@ def measure(
         rows = []
         for state in reversed(states):  # the last first: all others are compared with it
             logits = wide(network.unembed(state[:, at])[0])
-            p = logits.softmax(-1)
+            log_p = logits.log_softmax(-1)
+            p = log_p.exp()
             final = p if final is None else final
-            rows.append(_cells(logits, p, final, wanted[at], k))
+            rows.append(_cells(logits, log_p, p, final, wanted[at], k))
             progress(first * len(states) + len(rows) * len(p), n_tokens * len(states))
         stretches.append({name: torch.stack([row[name] for row in reversed(rows)]) for name in rows[0]})
     found = {name: torch.cat([one[name] for one in stretches], dim=1) for name in stretches[0]}
@@ -259,10 +271,9 @@ def measure(
     return {name: value.cpu().numpy() for name, value in found.items()}
 
 
-def _cells(logits: Tensor, p: Tensor, final: Tensor, targets: Tensor, k: int) -> dict[str, Tensor]:
-    """What is known of one state at some positions: its logits and probabilities [T V], the last state's [T V],
-    targets [T 1]."""
-    log_p = logits.log_softmax(-1)
+def _cells(logits: Tensor, log_p: Tensor, p: Tensor, final: Tensor, targets: Tensor, k: int) -> dict[str, Tensor]:
+    """What is known of one state at some positions: its logits, their log-probabilities and probabilities [T V], the
+    last state's probabilities [T V], targets [T 1]."""
     top_log_p, top = log_p.topk(k, dim=-1)
     logit = logits.gather(-1, targets)
     return {
@@ -270,7 +281,12 @@ def _cells(logits: Tensor, p: Tensor, final: Tensor, targets: Tensor, k: int) ->
         "top_probability": top_log_p.exp(),
         "logit": logit[:, 0],
         "probability": log_p.gather(-1, targets)[:, 0].exp(),
-        "rank": (logits > logit).sum(-1) + 1,
-        "entropy": -torch.linalg.vecdot(p, log_p),
-        "cross_entropy": -torch.linalg.vecdot(final, log_p),
+        "rank": 1 + torch.stack([torch.count_nonzero(row > at) for row, at in zip(logits, logit, strict=True)]),
+        "entropy": -dot(p, log_p),
+        "cross_entropy": -dot(final, log_p),
     }
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Σ x·y of every row, as a product of matrices: nothing of their size is written on the way."""
+    return (x[:, None] @ y[:, :, None])[:, 0, 0]

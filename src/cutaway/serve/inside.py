@@ -47,7 +47,8 @@ async def lensed(body: LensBody, service: Served) -> Response:
     ids = await service.ids(prompt_of(body.prompt))
     k = 5 if body.k is None else body.k
     n_states = 1 + service.model.config.n_layers * (2 if body.sublayers else 1)
-    service.check_numbers(n_states * len(ids) * (2 * k + 5), "the lens")
+    n_read = min(body.last or len(ids), len(ids))
+    service.check_numbers(n_states * n_read * (2 * k + 5), "the lens")
     found = await service.look(
         lambda: lens(
             service.model,
@@ -56,6 +57,7 @@ async def lensed(body: LensBody, service: Served) -> Response:
             actual=bool(body.actual),
             k=k,
             sublayers=bool(body.sublayers),
+            last=body.last,
             limit=service.limits.cache_bytes,
         )
     )

@@ -130,6 +130,7 @@ class LensQuestion(Question):
     target: Target = None
     actual: bool = False
     sublayers: bool = False
+    last: int | None = Field(32, ge=1)
 
     def answer(self, asked: Asked) -> Result:
         return lens(
@@ -138,6 +139,7 @@ class LensQuestion(Question):
             target=_token(self.target),
             actual=self.actual,
             sublayers=self.sublayers,
+            last=self.last,
             progress=lambda done, total: asked.tell(Said(done, total, "cells")),
         )
 

@@ -236,6 +236,7 @@ class LensBody(Body):
     actual: bool | None = None
     k: int | None = Field(None, ge=1, le=100)
     sublayers: bool | None = None
+    last: int | None = Field(None, ge=1)
 
 
 def names_of(keep: Any) -> list[str]:

@@ -20,9 +20,10 @@ const LIST = {
     title: "Lens",
     says: "What the model would say if it stopped after each layer, at every position.",
     fields: () => [PROMPT, target("Token to follow"),
+      { name: "last", label: "Positions, counted from the end", kind: "number", value: "32", hint: "empty: all; each costs a product with the head a layer" },
       { name: "actual", label: "Follow the token that really comes next", kind: "check", value: false },
       { name: "sublayers", label: "Also after every attention", kind: "check", value: false }],
-    body: (v) => ({ prompt: v.text, target: token(v.target), actual: v.actual, sublayers: v.sublayers }),
+    body: (v) => ({ prompt: v.text, target: token(v.target), actual: v.actual, sublayers: v.sublayers, last: numberOf(v.last) }),
   },
   contributions: {
     title: "Contributions",
