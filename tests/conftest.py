@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 ROOMS = [
@@ -23,5 +23,6 @@ install_import_hook(
     [*(f"cutaway.nn.{room}" for room in ROOMS), "cutaway.network", "cutaway.generate"], "beartype.beartype"
 )
 torch.set_num_threads(1)
-settings.register_profile("cutaway", deadline=None)  # a shared machine may pause anywhere
+slow = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("cutaway", deadline=None, suppress_health_check=slow)  # a shared machine may pause anywhere
 settings.load_profile("cutaway")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFEndian
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutaway.checkpoint.gguf import GGUFFile
@@ -181,7 +181,7 @@ def test_a_big_endian_file_by_the_library_is_named(tmp_path: Path):
 
 # --- fuzzing: a named error or a file that can be read whole, and little memory either way ---
 
-fuzz = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(deadline=None)
 
 
 def open_and_read(path: Path, content: bytes) -> None:

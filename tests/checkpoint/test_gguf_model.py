@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -377,7 +377,7 @@ def models() -> dict[str, PreTrainedModel]:
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_metadata_load_or_give_one_named_error(
     data: st.DataObject, models: dict[str, PreTrainedModel], tmp_path: Path

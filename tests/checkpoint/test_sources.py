@@ -10,7 +10,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutaway.checkpoint.aliases import ALIASES, MODEL_TYPES
@@ -100,7 +100,7 @@ def test_no_name_climbs_out_of_a_folder(name, hub):
     assert hub.downloads == []
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(st.text(max_size=40) | st.text("./:~ab-gu\\f", max_size=24))
 def test_any_text_is_a_model_or_one_line(name):
     try:

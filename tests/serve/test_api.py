@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cutaway
@@ -304,7 +304,7 @@ fields = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from([COMPLETIONS, CHAT, "/v1/trace", "/v1/lens"]), st.dictionaries(fields, values, max_size=4))
 def test_any_body_is_answered_or_refused(talker: Live, path: str, body: dict[str, Any]) -> None:
     least: dict[str, Any] = {CHAT: {"messages": HELLO, "max_tokens": 2}}.get(path, {"prompt": "a"})

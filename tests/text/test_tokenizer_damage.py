@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutaway.errors import CheckpointError, DamagedFileError
@@ -112,7 +112,7 @@ JSON = st.recursive(
 FIELDS = ("bos_token", "eos_token", "pad_token", "add_bos_token", "added_tokens_decoder", "additional_special_tokens")
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from((*FIELDS, "chat_template")), JSON), JSON, JSON)
 def test_any_json_is_read_or_named(tmp_path: Path, config: dict[str, Any], generation: Any, model: Any):
     folder = write(tmp_path, None if (tmp_path / "tokenizer.json").exists() else gpt2())
@@ -125,7 +125,7 @@ def test_any_json_is_read_or_named(tmp_path: Path, config: dict[str, Any], gener
         assert tokenizer.decode(tokenizer.encode("a ?", bos=False)) == "a ?"
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(["model", "decoder", "normalizer", "pre_tokenizer", "post_processor", "added_tokens"]), JSON)
 def test_any_tokenizer_json_is_read_or_named(tmp_path: Path, part: str, value: Any):
     state = json.loads(byte_level({}, special=("<s>",)).to_str()) | {part: value}
