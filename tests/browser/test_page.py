@@ -87,6 +87,26 @@ def test_tokens_with_their_bytes_and_one_more(go: Go, bard: LanguageModel) -> No
     expect(page.locator(".chip")).to_have_count(len(ids) + 4)
 
 
+SLOW = """const fetched = window.fetch;
+window.fetch = async (...given) => {
+  if (String(given[0]).endsWith("/next")) await new Promise((done) => setTimeout(done, 200));
+  return fetched(...given);
+};"""
+
+
+def test_steps_faster_than_the_server_are_steps_all_the_same(go: Go, bard: LanguageModel) -> None:
+    """Each takes the token that is picked behind the one before, not again the one that is still shown."""
+    page = go().page
+    page.add_init_script(SLOW)
+    page.goto(f"{page.url.split('#')[0]}?slow#/write?text=ROMEO&temperature=0")
+    expect(page.locator(".candidate").first).to_be_visible()
+    for _ in range(3):
+        page.get_by_role("button", name="Step").click()
+    expected = bard.generate("ROMEO", temperature=0, max_tokens=3)
+    assert isinstance(expected, cutaway.Output)
+    expect(page.locator(".chip .label")).to_have_text(labels(bard.tokenizer, [*bard.encode("ROMEO"), *expected.tokens]))
+
+
 def test_another_token_is_a_branch_and_back_leads_back(go: Go) -> None:
     page = go(f"#/write?text={PROMPT}&temperature=0").page
     page.wait_for_selector(".candidate")

@@ -25,7 +25,8 @@ function mount(body, state, page) {
   let then = state.then ? state.then.split(".").map(Number) : [];
   let prompt = null; // the prompt's ids, once the server has told them
   let promptText = "";
-  let next = null;
+  let next = null; // what may come after the text as it is now; nothing while that is being asked
+  let asking = null;
   let playing = false;
   let timer;
 
@@ -84,7 +85,15 @@ function mount(body, state, page) {
   }
 
   /** Asks for the next token of the text as it is now. */
-  async function ask() {
+  function ask() {
+    next = null;
+    const mine = (asking = asked().finally(() => {
+      if (asking === mine) asking = null;
+    }));
+    return mine;
+  }
+
+  async function asked() {
     page.replace(address());
     const options = Object.fromEntries(Object.entries(settings.values()).map(([name, value]) => [name, numberOf(value)]));
     options.temperature ??= 0;
@@ -96,7 +105,7 @@ function mount(body, state, page) {
       prompt = first.data.tokens;
       promptText = first.data.text;
       if (!then.length && keep === null) return show(first);
-      return ask();
+      return asked();
     }
     const answer = await place.ask("next", { prompt: whole, ...options }, { quiet: true });
     return answer ? show(answer) : false;
@@ -163,12 +172,15 @@ function mount(body, state, page) {
       make("strong", {}, one.filter), ` removed ${count(one.n_ids)} tokens with ${percent(one.mass)} of the probability`)));
   }
 
-  function step() {
-    if (!next || tools.step.disabled) return false;
-    return choose(next.data.picked);
+  /** On with the token that is picked, once it is known: of a text that has just grown, it is not the one shown. */
+  async function step() {
+    while (asking) await asking;
+    if (!next) return ask();
+    return tools.step.disabled ? false : choose(next.data.picked);
   }
 
   function choose(id) {
+    if (!next) return false; // what is shown is of the text before
     const other = id !== next.data.picked;
     if (other) {
       pause();
@@ -186,6 +198,7 @@ function mount(body, state, page) {
 
   /** Cuts the text to its first n tokens. */
   function cut(n) {
+    if (!next) return;
     const nPrompt = next.data.tokens.length - then.length;
     if (n >= nPrompt) move(keep, then.slice(0, n - nPrompt));
     else move(n, []);
@@ -203,6 +216,7 @@ function mount(body, state, page) {
     playing = true;
     tools.play.textContent = "Pause";
     while (playing && body.isConnected) {
+      while (asking) await asking;
       const ends = next?.data.candidates.find((one) => one.id === next.data.picked)?.ends;
       const began = performance.now();
       if (!(await step()) || ends) break;
