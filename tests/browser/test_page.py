@@ -200,6 +200,13 @@ def test_an_experiment_against_the_model_as_it_is(go: Go, bard: LanguageModel) -
     page.wait_for_selector("h2:has-text('no mask')")
 
 
+def test_what_both_models_write_stands_side_by_side(go: Go) -> None:
+    page = go(f"#/experiment?text={PROMPT}&heads=0.0&n_new=2&run=1").page
+    page.wait_for_selector(".answered .prose")
+    one, other = (page.locator(".answered .prose").nth(i).bounding_box() for i in range(2))
+    assert one["y"] == other["y"] and one["x"] < other["x"]
+
+
 def test_a_claim_is_tested_here_and_now(go: Go) -> None:
     page = go("#/claims").page
     page.wait_for_selector(".card")
