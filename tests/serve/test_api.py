@@ -200,6 +200,22 @@ def test_logprobs_are_the_models_own(talker: Live, options: dict[str, Any]) -> N
     assert found["tokens"][1:4] == ["l", "o", "g"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_those_of_the_text(talker: Live, stream: bool) -> None:
+    """Characters before each token in the text that is sent: a part of one adds none, nor does a token left out."""
+    text = "aé日b"  # in bytes, behind the begin token
+    asked = {"prompt": text, "max_tokens": 2, "logprobs": 0, "echo": True, "stream": stream} | GREEDY
+    if stream:
+        pieces = [chunk["choices"][0]["logprobs"] for chunk in events(talker.post(COMPLETIONS, **asked))]
+        offsets = [offset for piece in pieces if piece is not None for offset in piece["text_offset"]]
+    else:
+        offsets = talker.ok(COMPLETIONS, **asked)["choices"][0]["logprobs"]["text_offset"]
+    assert offsets[:8] == [0, 0, 1, 1, 2, 2, 2, 3]
+    assert offsets[8] == len(text)
+    alone = talker.ok(COMPLETIONS, prompt=text, max_tokens=2, logprobs=0, **GREEDY)["choices"][0]["logprobs"]
+    assert alone["text_offset"][0] == 0
+
+
 def test_logprobs_of_a_chat(talker: Live) -> None:
     prompt = talker.model.tokenizer.chat(HELLO)
     body = {"messages": HELLO, "max_tokens": 5, "logprobs": True, **GREEDY}

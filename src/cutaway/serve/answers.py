@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from cutaway.generate.sampling import Choice
 from cutaway.generate.stopping import FinishReason
-from cutaway.text.ids import IdTokenizer
+from cutaway.text.ids import IdStream, IdTokenizer
+from cutaway.text.stream import TextStream
 from cutaway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -25,12 +26,14 @@ def scored(choice: Choice) -> Scored:
 
 @dataclass(kw_only=True)
 class Draft:
-    """One text as it comes: all of it, and what has not been sent yet."""
+    """One text as it comes: all of it, and what is reported of its tokens; `echoes` if it begins with its prompt."""
 
     text: str = ""
     finish_reason: FinishReason | None = None
     entries: list[Scored] = field(default_factory=list)
-    n_offset: int = 0  # characters before the next token, for completions
+    echoes: bool = False
+    n_offset: int = 0  # whole characters of the text before the next token, for completions
+    stream: TextStream | IdStream | None = None  # which counts them
 
 
 class Shape(ABC):
@@ -123,10 +126,12 @@ class CompletionShape(Shape):
     piece = choice
 
     def reported(self, draft: Draft, entries: Sequence[Scored]) -> Json:
+        if draft.stream is None:
+            draft.stream = self.tokenizer.stream(skip_special=True, continues=not draft.echoes)
         offsets = []
         for token, _, _ in entries:
             offsets.append(draft.n_offset)
-            draft.n_offset += len(self.written(token))
+            draft.n_offset += len(draft.stream.push(token))
         best = [None if p is None else {self.written(t): q for t, q in top} for _, p, top in entries]
         return {
             "tokens": [self.written(token) for token, _, _ in entries],

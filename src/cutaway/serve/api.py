@@ -118,7 +118,7 @@ async def _echoes(service: Service, ids: list[int], n_logprobs: int | None, n: i
     if n_logprobs is not None:
         entries = await service.look(lambda: prompt_logprobs(service.model, ids, n_logprobs))
     text = service.model.decode(ids, skip_special=True)
-    return [Draft(text=text, entries=list(entries)) for _ in range(n)]
+    return [Draft(text=text, entries=list(entries), echoes=True) for _ in range(n)]
 
 
 def _grow(draft: Draft, event: Event, reports: bool) -> tuple[str, list[Scored]]:
