@@ -172,6 +172,8 @@ def test_a_log_with_half_a_line(tmp_path: Path) -> None:
         ("contributions", {"prompt": TEXT, "target": {"a": 1}}, "token ="),
         ("contributions", {"prompt": TEXT, "position": 10**9}, "position"),
         ("neurons", {"prompt": TEXT, "layer": -1}, "layer = -1"),
+        ("neighbours", {"token": ""}, "token = None"),
+        ("neighbours", {"token": "#999999"}, "token = 999999"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(live: Live, name: str, body: dict[str, Any], words: str) -> None:
@@ -196,6 +198,15 @@ def test_long_questions_tell_what_is_wrong_as_their_last_line(
     response = live.post(f"{API}/ask/{name}", **body)
     error = json.loads(response.text.splitlines()[-1])["error"]
     assert words in error["message"] and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("depth", [600, 900, 10_000])
+def test_what_is_nested_without_end_is_refused(live: Live, depth: int) -> None:
+    """Also by what walks through the strings of a body, which gives up before the parser does."""
+    body = '{"prompt": "\\u0041", "x": ' + "[" * depth + "]" * depth + "}"
+    for path in (f"{API}/ask/look", f"{API}/next", "/v1/completions"):
+        response = live.client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert "nested too deeply" in error_of(response, 400)["message"]
 
 
 def test_there_is_no_such_thing(live: Live) -> None:

@@ -23,6 +23,7 @@ from cutaway.inside.lens import lens
 from cutaway.inside.look import look
 from cutaway.inside.neighbours import neighbours
 from cutaway.inside.senses import senses
+from cutaway.inside.targets import token_of
 from cutaway.language_model import LanguageModel
 from cutaway.presets import PRESETS
 from cutaway.serve.experiment import experiment
@@ -165,7 +166,8 @@ class NeighboursQuestion(Question):
     space: Literal["embedding", "unembedding"] = "embedding"
 
     def answer(self, asked: Asked) -> Result:
-        return neighbours(asked.model, _token(self.token), by=self.by, space=self.space, k=20)
+        token = token_of(asked.model, _token(self.token), "token")
+        return neighbours(asked.model, token, by=self.by, space=self.space, k=20)
 
 
 class SensesQuestion(Question):

@@ -89,14 +89,16 @@ def parse(body: bytes) -> Any:
     """JSON as it is sent: UTF-8. Half of a surrogate pair is no character and becomes U+FFFD.
 
     Raises:
-        ServeError: what is no JSON, or a number that JSON does not have.
+        ServeError: what is no JSON, or a number that JSON does not have, or what is nested too deeply to be walked.
     """
     try:
         text = body.decode("utf-8-sig")
         value = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
-        raise ServeError(f"the body is no JSON: {_printable(str(error) or 'nested too deeply')}") from error
-    return whole(value) if "\\u" in text else value
+        return whole(value) if "\\u" in text else value
+    except RecursionError as error:
+        raise ServeError("the body is nested too deeply: send less") from error
+    except ValueError as error:  # a UnicodeDecodeError is one
+        raise ServeError(f"the body is no JSON: {_printable(str(error))}") from error
 
 
 def _no_number(name: str) -> Any:
