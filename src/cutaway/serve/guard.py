@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import itertools
 import socket
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -69,6 +70,10 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        # uvicorn bounds what it has to wait for alone: a head that comes at once may be as long as what a socket reads
+        n_bytes = sum(map(len, (scope["raw_path"], scope["query_string"], *itertools.chain(*headers.raw))))
+        if n_bytes > self.limits.head_bytes:
+            raise Refusal(431, f"the head is larger than {self.limits.head_bytes} bytes, which is the limit: send less")
         host = headers.get("host", "")
         if not self._is_ours(host):
             raise Refusal(421, f"Host is {host[:80]!r}, which is not this server: use its address")

@@ -18,6 +18,7 @@ class Limits:
         cache_bytes: keys and values of all texts, running, being read and remembered [B].
         stall_seconds: for so long running texts may wait while a piece of a new prompt is read [s].
         piece, long_piece: prompt tokens in such a piece, at least and at most: how many fit that time is found out.
+        head_bytes: of a request, its address included [B].
         body_bytes: of a request [B].
         body_seconds: until a request's body has come [s].
         stop_seconds: running texts have this long to end once the server is to stop [s].
@@ -31,6 +32,7 @@ class Limits:
     stall_seconds: float = 0.1
     piece: int = 32
     long_piece: int = 512
+    head_bytes: int = 16 * 2**10
     body_bytes: int = 4 * 2**20
     body_seconds: float = 30.0
     stop_seconds: float = 5.0
