@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -85,6 +86,16 @@ def test_sizes_are_bounded_before_anything_is_parsed(locked: Live) -> None:
     assert locked.client.post("/v1/completions", json=BODY, headers=raw[:1]).status_code == 200
 
 
+def test_a_head_is_bounded_also_when_it_comes_at_once(talker: Live) -> None:
+    for path, headers in (
+        ("/health", {"X-Long": "a" * 17_000}),
+        (f"/health?{'a' * 17_000}", {}),
+        ("/" + "a" * 17_000, {}),
+    ):
+        error_of(talker.client.get(path, headers=headers), 431)
+    assert talker.client.get("/health", headers={"X-Long": "a" * 15_000}).status_code == 200
+
+
 def test_a_client_that_sends_before_it_listens_hears_why_it_was_refused(talker_model: LanguageModel) -> None:
     """More than a socket's buffers hold: a server that answers and closes would reset the connection meanwhile."""
     with serving(talker_model, limits=Limits(body_bytes=2**20)) as live:
@@ -96,6 +107,17 @@ def test_a_client_that_sends_before_it_listens_hears_why_it_was_refused(talker_m
                 client.sendall(b"a" * 2**16)
                 time.sleep(0.002)
             assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
+        big = b'{"prompt": "' + b"a" * 6 * 2**20 + b'"}'
+        sent = []
+
+        def endless() -> Iterator[bytes]:
+            for i in range(100):
+                sent.append(i)
+                yield big
+
+        with suppress(httpx.TransportError):  # past any patience: whether the answer is still read is chance
+            error_of(live.client.post("/v1/completions", content=endless()), 413)
+        assert len(sent) < 8
 
 
 def test_every_answer_has_the_headers_that_keep_browsers_careful(talker: Live) -> None:
