@@ -50,6 +50,14 @@ def test_a_pass_without_numbers_is_plain_data_too(build: Build) -> None:
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert data["kl"] is None and data["moved"] == [0.0, None, None]
     assert data["next"][0]["after"] is None and data["next"][0]["before"] > 0
+    note = result.figures()[1].note
+    assert "nan" not in note and "ends in NaN" in note
+
+
+def test_one_edit_needs_no_list(build: Build) -> None:
+    model, words = build("llama"), "zero blocks.1.attn.z[head 5]"
+    expected = edited(model, PROMPT, [words]).to_dict()
+    assert edited(model, PROMPT, words).to_dict() == edited(model, PROMPT, edit(words)).to_dict() == expected
 
 
 def test_what_is_never_given_counts_nothing(build: Build) -> None:

@@ -19,6 +19,7 @@ from cutaway.inside.labels import labels
 from cutaway.inside.targets import Reader
 from cutaway.inside.trace import LIMIT, trace
 
+NO_NUMBERS = "Probabilities. With the edits the pass ends in NaN: a number in it became too large, or none. Edit less."
 BY_WORD = {"zero": Zero, "mean": Mean, "resample": Resample, "knockout": KnockOut}
 
 
@@ -56,7 +57,7 @@ class Edited(Result):
                 title="The next token, without and with",
                 columns=("token", ">without", ">with", ">change"),
                 rows=rows,
-                note=f"Probabilities; KL(with ‖ without) is {self.kl:.4g} nats.",
+                note=NO_NUMBERS if math.isnan(self.kl) else f"Probabilities; KL(with ‖ without) is {self.kl:.4g} nats.",
             ),
             Lines(
                 title="How far the residual stream is moved",
@@ -80,17 +81,20 @@ class Edited(Result):
         return {name: plain(value, 9) for name, value in found.items()}
 
 
-def edited(model: Reader, prompt: Any, edits: Sequence[Edit | str], *, k: int = 10, limit: int = LIMIT) -> Edited:
+def edited(
+    model: Reader, prompt: Any, edits: Edit | str | Sequence[Edit | str], *, k: int = 10, limit: int = LIMIT
+) -> Edited:
     """What the next token becomes when a pass is changed on the way.
 
     Args:
-        edits: as in `trace`, or in words, as `edit` reads them.
+        edits: one or several, as in `trace`, or in words, as `edit` reads them.
         k: how many of the likeliest tokens, of each of the two passes.
     Raises:
         InsideError: no edit, one that does not fit, or one that cannot be read.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
-    wanted = [edit(one) if isinstance(one, str) else one for one in edits]
+    listed = [edits] if isinstance(edits, Edit | str) else edits
+    wanted = [edit(one) if isinstance(one, str) else one for one in listed]
     if not wanted:
         raise InsideError("no edits: give one, such as 'zero blocks.3.attn.z[head 5]'")
     if k < 1:

@@ -137,7 +137,7 @@ def watching(
     if (wrong := next((name for name in names if not isinstance(name, str)), None)) is not None:
         raise InsideError(f"keep: {wrong!r:.40} is no name: write it like blocks.3.attn.pattern[head 5]")
     wanted = [] if keep is None else fitting(config, [*names, "logits"], lengths)
-    listed = [edits] if isinstance(edits, Edit) else list(edits)
+    listed = [edits] if isinstance(edits, Edit | str) else list(edits)  # a string is refused as a whole
     for edit in listed:
         if not isinstance(edit, Edit):
             raise InsideError(
