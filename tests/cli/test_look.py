@@ -146,6 +146,7 @@ def test_html_is_a_file_and_nothing_is_printed(cutaway: Commands, talker: Path, 
         (["--edit", "zero embed", "--attention", "1.0"], "ask the rest without it"),
         (["--edit", "zero embed", "--contributions"], "ask the rest without it"),
         (["--html", "nowhere/out.html"], "there is no folder nowhere"),
+        (["--html", "."], "a folder: name a file, such as look.html"),
     ],
 )
 def test_what_has_no_use_is_told_before_a_model_is_loaded(cutaway: Commands, options: list[str], said: str) -> None:

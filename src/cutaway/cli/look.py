@@ -120,6 +120,8 @@ def look(
         raise typer.BadParameter("--probe is a text itself: leave out the PROMPT")
     if html is not None and not Path(html).parent.is_dir():  # told before the work, not after it
         raise typer.BadParameter(f"--html {html}: there is no folder {Path(html).parent}")
+    if html is not None and Path(html).is_dir():
+        raise typer.BadParameter(f"--html {html}: a folder: name a file, such as {Path(html) / 'look.html'}")
     texts: list[str] = [] if probe else _texts(prompts)
     name = model_name(model)
     loaded = open_model(name, dtype, device)
