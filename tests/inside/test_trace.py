@@ -223,6 +223,10 @@ def test_beyond_the_limit_it_refuses_before_anything_runs(build: Build, monkeypa
         model.trace(FIVE, keep="blocks.*.attn.pattern", limit=n - 1)
     with pytest.raises(InsideError, match=r"such as blocks\.0\.attn\.scores\[head 0\]"):
         model.trace(FIVE * 12, limit=n)
+    with pytest.raises(InsideError, match=r"such as blocks\.1\.resid_pre\[position -1\], or raise"):
+        model.trace(FIVE, keep="blocks.1.resid_pre", limit=100)  # not fewer logits: all of them are always kept
+    with pytest.raises(InsideError, match="all of it logits, which are always kept; give a shorter text"):
+        model.trace(FIVE, keep=(), limit=100)
     with pytest.raises(InsideError, match=f"would hold {2 * n} bytes .* with gradients"):
         model.trace(FIVE, keep="blocks.*.attn.pattern", grad=True, limit=n)
 

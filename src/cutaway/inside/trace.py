@@ -233,13 +233,16 @@ def check_bytes(taken: Mapping[Target, int], limit: int, *, grad: bool) -> None:
     total = sum(taken.values()) * (2 if grad else 1)
     if total <= limit:
         return
-    largest = max(taken, key=lambda target: taken[target])
+    optional = {target: n for target, n in taken.items() if target.name != "logits" or target.picks}
+    said = f"the trace would hold {total} bytes ({_mib(total)}){' with gradients' * grad}, the limit is {limit}: "
+    if not optional:
+        raise InsideError(f"{said}all of it logits, which are always kept; give a shorter text, or raise limit")
+    largest = max(optional, key=lambda target: optional[target])
     kind = largest.name.split(".", 2)[-1]
     alike = sum(n for target, n in taken.items() if target.name.split(".", 2)[-1] == kind)
     less = "[head 0]" if "H" in largest.axes else "[position -1]"
     raise InsideError(
-        f"the trace would hold {total} bytes ({_mib(total)}){' with gradients' * grad}, the limit is {limit}: "
-        f"all {kind} are {_mib(alike)}, {largest} alone {_mib(taken[largest])}; keep fewer names or parts, "
+        f"{said}all {kind} are {_mib(alike)}, {largest} alone {_mib(taken[largest])}; keep fewer names or parts, "
         f"such as {largest.name}{less}, or raise limit"
     )
 
