@@ -13,6 +13,7 @@ from torch import Tensor
 from cutaway.errors import InsideError
 from cutaway.inside import Add, Edit, KnockOut, Mean, Patch, Replace, Resample, Scale, Trace, Zero
 from cutaway.inside.tap import copied
+from cutaway.inside.values import Values
 from cutaway.language_model import LanguageModel
 from support.tiny import FAMILIES, OURS, distance
 
@@ -296,6 +297,11 @@ def test_gradients_go_through_edits(model: LanguageModel) -> None:
         (KnockOut("blocks.0.attn.pattern"), r"aim it at blocks\.N\.attn\.masked"),
         (Mean("blocks.0.attn.pattern"), "use Replace or KnockOut"),
         (Resample("blocks.0.attn.scores"), "use Replace or KnockOut"),
+        (Patch("embed", []), r"Patch at embed: \[\] is no trace: give model.trace"),  # type: ignore[arg-type]
+        (Mean("embed", source="x"), "Mean at embed: 'x' is no trace"),  # type: ignore[arg-type]
+        (Resample("embed", source=7), "Resample at embed: 7 is no trace"),  # type: ignore[arg-type]
+        (Patch("embed", Values([], 5), positions={99: 0}), "Patch at embed: position 99 is outside 0 to"),
+        (Patch("embed", Values([], 5), positions={-99: 0}), "Patch at embed: position -9. is outside 0 to"),
         (Add("embed", [1.0]), r"\[1.0\] is no tensor: give torch.tensor"),  # type: ignore[arg-type]
         (Scale("embed", "2"), "Scale at embed: '2' is no number"),  # type: ignore[arg-type]
         (Replace("embed", 0.5), "0.5 is no tensor"),  # type: ignore[arg-type]

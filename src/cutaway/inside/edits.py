@@ -124,6 +124,10 @@ class Patch(Edit):
     _: KW_ONLY
     positions: Mapping[int, int] = field(default_factory=dict)
 
+    def check(self, target: Target) -> None:
+        super().check(target)
+        _require_trace(self.source, target, self)
+
     def reach(self, axes: Axes, n_prompt: int) -> Index | None:
         return sorted(_from_end(i, n_prompt) for i in self.positions) if self.positions else range(n_prompt)
 
@@ -149,6 +153,8 @@ class Mean(Edit):
     def check(self, target: Target) -> None:
         super().check(target)
         _refuse_scores(target, self)
+        for source in [self.source] if isinstance(self.source, Values | str) else self.source:
+            _require_trace(source, target, self)
 
     def reach(self, axes: Axes, n_prompt: int) -> Index | None:
         return None if self.source else range(n_prompt)
@@ -181,6 +187,8 @@ class Resample(Edit):
     def check(self, target: Target) -> None:
         super().check(target)
         _refuse_scores(target, self)
+        if self.source is not None:
+            _require_trace(self.source, target, self)
 
     def reach(self, axes: Axes, n_prompt: int) -> Index | None:
         return None if self.source is not None else range(n_prompt)
@@ -241,6 +249,11 @@ def _spread(value: Tensor, part: Tensor, site: Site) -> Tensor:
 def _require_tensor(value: object, target: Target, edit: Edit) -> None:
     if not isinstance(value, Tensor):
         raise InsideError(f"{type(edit).__name__} at {target}: {value!r:.40} is no tensor: give torch.tensor(...)")
+
+
+def _require_trace(value: object, target: Target, edit: Edit) -> None:
+    if not isinstance(value, Values):
+        raise InsideError(f"{type(edit).__name__} at {target}: {value!r:.40} is no trace: give model.trace(prompt)")
 
 
 def _require_number(value: object, target: Target, edit: Edit) -> None:

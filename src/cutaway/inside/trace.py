@@ -146,6 +146,11 @@ def watching(
     aimed = [(edit, target) for edit in listed for target in fitting(config, edit.at, lengths)]
     for edit, target in aimed:
         edit.check(target)
+        for n_prompt, n in lengths:
+            reach = edit.reach(target.axes, n_prompt) or (0,)  # in order
+            if not (reach[0] >= 0 and reach[-1] < n):
+                place = reach[0] if reach[0] < 0 else reach[-1]
+                raise InsideError(f"{type(edit).__name__} at {target}: position {place} is outside 0 to {n - 1}")
     later = {} if grad else follows(config, wanted, aimed)
     stored = [target for target in wanted if target not in later]
     if wanted:
