@@ -42,3 +42,14 @@ def test_the_best_size_counts_and_slow_ones_are_not_tried(monkeypatch: pytest.Mo
     assert len(asked) == 3  # measured once
     matrix_peak(torch.bfloat16, CPU)
     assert len(asked) == 6
+
+
+def test_a_cpu_without_bfloat16_still_multiplies_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops widen bfloat16, so a step may be faster than torch's products in it."""
+    peaks = {torch.float32: 8e10, torch.bfloat16: 7e8, torch.float16: 6e8}
+    monkeypatch.setattr(machine, "matrix_peak", lambda dtype, device: peaks[dtype])
+    monkeypatch.setattr(machine, "memory_bandwidth", lambda device: 1e10)
+    assert machine.this_machine(torch.bfloat16, CPU).rates == {"bfloat16": 8e10}
+    assert machine.this_machine(torch.float16, CPU).rates == {"float16": 6e8}  # no loops for it
+    peaks[torch.bfloat16] = 3e11
+    assert machine.this_machine(torch.bfloat16, CPU).rates == {"bfloat16": 3e11}
