@@ -126,6 +126,7 @@ def test_a_quiz_is_kept_and_goes_on(tmp_path: Path, context_finding: Finding) ->
         '{"seed": 1, "model": "m", "answers": [{"claim": 1, "given": "z"}]}',
         '{"seed": 1, "model": "m", "answers": [{"claim": [], "given": "a"}]}',
         '{"seed": "x", "model": "m", "answers": []}',
+        '{"seed": 1e400, "model": "m", "answers": []}',
         "[" * 100_000,
     ],
 )

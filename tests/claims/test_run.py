@@ -100,6 +100,12 @@ def test_some_numbers_run_alone_and_tell_what_they_do() -> None:
     assert said == ["3. A row knows no context"]
 
 
+@pytest.mark.parametrize("seed", [2**32 + 1, -(2**32) - 1, 10**20])
+def test_a_seed_too_large(seed: int) -> None:
+    with pytest.raises(InsideError, match=r"^seed = .*: it must be a whole number from -2\^32 to 2\^32$"):
+        claims(fresh("grouped"), 4, seed=seed)
+
+
 def test_a_number_that_no_claim_has() -> None:
     with pytest.raises(InsideError, match="there is no claim 15: they are 1 to 14"):
         claims(fresh("grouped"), [3, 15])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutaway
+from cutaway.checked import short
 from cutaway.checkpoint.load import LoadReport
 from cutaway.config import CausalMaskConfig, ModelConfig, RotaryConfig
 from cutaway.data.vocabulary import Sample, train_tokenizer
@@ -41,6 +42,7 @@ PASSAGE = (
 SMALL = ModelConfig(n_layers=2, n_ctx=32, d_model=64, d_vocab=257, n_heads=4, position=RotaryConfig())
 TRAINING = TrainConfig(steps=160, batch_size=24, warmup=16, optimizer="muon", lr=1e-2)
 LEAST_CONTEXT = 4  # one token, three that follow: with fewer there is no other order, and no growth
+SEEDS = 2**32  # no further from 0, so that what is derived from a seed is one too
 LEAST_VOCABULARY = 16  # in a smaller one a shuffle may be no shuffle
 N_TESTS = 48  # windows of text that it has not seen
 HELD_OUT = 0.1  # of the text, at its end
@@ -71,7 +73,9 @@ class Lab:
     _small: dict[ModelConfig, Small] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises InsideError where the model is too small for the experiments."""
+        """Raises InsideError where the model is too small for the experiments, or the seed too large."""
+        if abs(self.seed) > SEEDS:
+            raise InsideError(f"seed = {short(self.seed)}: it must be a whole number from -2^32 to 2^32")
         for what, n, least in (
             ("context", self.model.config.n_ctx, LEAST_CONTEXT),
             ("vocabulary", self.model.config.d_vocab, LEAST_VOCABULARY),

@@ -221,7 +221,7 @@ def resumed(path: Path) -> Quiz:
             raise ValueError("an answer to a question that there is not")
     except FileNotFoundError:
         raise InsideError(f"{path}: no quiz is kept there: start one without --resume") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise InsideError(f"{path}: not a quiz ({type(error).__name__}): start a new one without --resume") from error
     return kept
 
