@@ -69,6 +69,35 @@ def test_more_tokens_than_the_model_reads_are_told(context: int, is_told: bool) 
         assert "1 fewer than 500 new ones take" in work.note
 
 
+def test_what_fits_is_told_at_the_top() -> None:
+    """Llama 2 7B on 80 GB: 13.48 GB of weights, 524,288 bytes a token of keys and values."""
+    found = cost("llama2-7b", hardware="a100", gpus=8, batch=4, recompute=True)
+    fits = found.fits
+    assert fits is not None and found.to_dict()["fits"] == fits
+    assert (fits["running"], fits["training"]) == (True, False)
+    assert fits["cached_tokens"] == (80 * 10**9 - 2 * 6_738_415_616) // 524_288 == 126_882
+    assert fits["training_bytes"] == found.scales[0].n_bytes
+    prose = found.figures()[0]
+    assert isinstance(prose, Prose)
+    assert "takes 23.96 GB and fits; beside the weights there is room for keys and values of 126,882" in prose.lines[-2]
+    assert (
+        "takes 134.4 GB and does not fit; fully sharded over 8 it takes 29.56 GB of each and fits." in prose.lines[-1]
+    )
+    notes = [figure.note for figure in found.figures() if isinstance(figure, Table)]
+    assert any("FLOP without what is recomputed; 4 × 4,096 tokens a GPU" in note for note in notes)
+    assert any(note.startswith("4 × 4,096 tokens. The longer of computing") for note in notes)
+    small = cost("llama3-8b", hardware="v100", dtype="float32")
+    assert small.fits is not None and small.fits["cached_tokens"] == 0 and not small.fits["running"]
+    assert "leave no room" in small.figures()[0].lines[-2]  # type: ignore[attr-defined]
+    assert cost("gpt2").fits is None
+
+
+def test_another_type_is_named_where_the_rate_of_this_one_is_unknown() -> None:
+    (table,) = [figure for figure in cost("gpt2", hardware="v100").figures() if figure.title.startswith("Time at best")]
+    assert isinstance(table, Table)
+    assert "Its rate is published for float32 and float16: give --dtype." in table.note
+
+
 def test_time_is_unknown_without_hardware() -> None:
     prose = cost("gpt2").figures()[0]
     assert isinstance(prose, Prose)

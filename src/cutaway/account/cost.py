@@ -137,6 +137,25 @@ class Cost(Result):
         }
 
     @property
+    def fits(self) -> dict[str, int | bool] | None:
+        """What one piece of the hardware named has room for; None where its memory is not known."""
+        if self.hardware is None or self.hardware.memory is None:
+            return None
+        room, held = self.hardware.memory, self.memory
+        training = held["training"]
+        kept = "activations_recomputed" if self.asked.recompute else "activations"
+        trained = sum(training[name] for name in ("weights", "gradients", "optimizer", kept, "logits"))
+        beside_weights = max(0, room - held["weights"][self.asked.dtype])
+        return {
+            "memory": room,
+            "running_bytes": held["prefill_peak"],
+            "running": held["prefill_peak"] <= room,
+            "cached_tokens": beside_weights // held["kv_cache_per_token"],
+            "training_bytes": trained,
+            "training": trained <= room,
+        }
+
+    @property
     def times(self) -> dict[str, time.Time] | None:
         """The roofline on the hardware named; None where none is."""
         if self.hardware is None:
@@ -168,6 +187,7 @@ class Cost(Result):
             "flops": self.flops,
             "memory": self.memory,
             "hardware": None if self.hardware is None else self.hardware.to_dict(),
+            "fits": self.fits,
             "time": None if times is None else {name: one.to_dict() for name, one in times.items()},
             "scale": [one.to_dict() for one in self.scales],
             "measured": [row.to_dict() for row in self.measured],

@@ -56,6 +56,31 @@ def _summary(cost: Cost) -> Iterator[str]:
         )
     if cost.hardware is None:
         yield "Time: unknown, for no hardware is named."
+    yield from _fits(cost)
+
+
+def _fits(cost: Cost) -> Iterator[str]:
+    """What there is room for, running and in training."""
+    fits, asked = cost.fits, cost.asked
+    if fits is None or cost.hardware is None:
+        return
+    said = {True: "fits", False: "does not fit"}
+    n = f"{asked.batch:,} × {asked.context:,} tokens"
+    room = f"beside the weights there is room for keys and values of {fits['cached_tokens']:,} tokens"
+    yield (
+        f"One {cost.hardware.name} has {size(fits['memory'])}. Running {n} in {asked.dtype} takes "
+        f"{size(fits['running_bytes'])} and {said[bool(fits['running'])]}; "
+        f"{room if fits['cached_tokens'] else 'the weights alone leave no room'}."
+    )
+    sharded = [one for one in cost.scales if one.strategy == "sharded" and one.fits is not None]
+    yield (
+        f"Training on {n} takes {size(fits['training_bytes'])} and {said[bool(fits['training'])]}"
+        + "".join(
+            f"; fully sharded over {one.n_gpus:,} it takes {size(one.n_bytes)} of each and {said[bool(one.fits)]}"
+            for one in sharded
+        )
+        + "."
+    )
 
 
 def _parameters(cost: Cost) -> Table:
@@ -237,10 +262,13 @@ def _time(cost: Cost) -> Iterator[Table]:
                 UNKNOWN if seconds is None else amount(per_second[key] / seconds),
             ]
         )
+    known = [name for name in hardware.rates if name != asked.dtype] if rate is None else []
+    other = f" Its rate is published for {' and '.join(known)}: give --dtype." if known else ""
     yield Table(
         title=f"Time at best on one {hardware.name}, {asked.dtype}",
-        note=f"The longer of computing at {UNKNOWN if rate is None else amount(rate) + 'FLOP/s'} and reading at "
-        f"{UNKNOWN if hardware.bandwidth is None else size(hardware.bandwidth) + '/s'} ({hardware.source}).",
+        note=f"{asked.batch:,} × {asked.context:,} tokens. "
+        f"The longer of computing at {UNKNOWN if rate is None else amount(rate) + 'FLOP/s'} and reading at "
+        f"{UNKNOWN if hardware.bandwidth is None else size(hardware.bandwidth) + '/s'} ({hardware.source}).{other}",
         columns=["pass", ">FLOP", ">bytes", ">seconds", "bound by", ">tokens/s"],
         rows=rows,
     )
@@ -256,11 +284,12 @@ def _scale(cost: Cost) -> Iterator[Table]:
         return [name, *values]
 
     scales = cost.scales
+    again = " without what is recomputed" if first.recompute else ""
     far = " Between machines the link is not known." if first.n_gpus > IN_A_MACHINE else ""
     yield Table(
         title=f"Training on {first.n_gpus:,} × {first.hardware}",
-        note=f"{first.n_tokens:,} tokens, {first.n_flops:.3g} FLOP; {first.n_windows} × {first.n_ctx:,} tokens a GPU "
-        f"at once, {first.dtype}, at {first.share:.0%} of the matrix peak.{far}",
+        note=f"{first.n_tokens:,} tokens, {first.n_flops:.3g} FLOP{again}; {first.n_windows} × {first.n_ctx:,} "
+        f"tokens a GPU at once, {first.dtype}, at {first.share:.0%} of the matrix peak.{far}",
         columns=["", *(f">{names[one.strategy]}" for one in scales)],
         rows=[
             *(row(f"{part} a GPU", *(size(one.memory[part]) for one in scales)) for part in first.memory),
