@@ -119,7 +119,7 @@ function group(text) {
   return rest === undefined ? parted : `${parted}.${rest}`;
 }
 
-/** Numbers of one column, with as many digits after the point as the largest of them needs. */
+/** Numbers of one column, with as many digits after the point as the largest of them needs; a small one has its own. */
 function aligned(values) {
   const present = values.filter((value) => typeof value === "number");
   const largest = Math.max(0, ...present.map(Math.abs));
@@ -127,8 +127,8 @@ function aligned(values) {
   const after = whole ? 0 : clamp(3 - Math.floor(Math.log10(largest || 1)), 0, 6);
   return values.map((value) => {
     if (typeof value !== "number") return value === null ? "" : String(value);
-    const lost = value !== 0 && Math.abs(value) < 0.5 * 10 ** -after;
-    return signs(lost || largest >= 1e9 ? value.toExponential(2) : group(value.toFixed(after)));
+    const few = !Number.isInteger(value) && Math.abs(value) < 10 ** (1 - after);
+    return few ? shown(value) : signs(largest >= 1e9 ? value.toExponential(2) : group(value.toFixed(after)));
   });
 }
 
