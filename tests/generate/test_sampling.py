@@ -232,9 +232,9 @@ def test_logits_that_are_not_numbers(logits: list[float], cause: str, config: Sa
 def test_nothing_left_to_pick_names_the_step_that_took_it() -> None:
     with pytest.raises(NumericsError, match="nothing but -inf in the logits of the 2 known ids"):
         choose(torch.tensor([-INF, -INF, 1.0]), GREEDY, (), new_generator(0), n_known=2)
-    config = SamplingConfig(repetition_penalty=1e-300)
-    with pytest.raises(NumericsError, match="1 \\+inf in the logits under repetition_penalty = 1e-300"):
-        choose(torch.tensor([5.0, 1.0]), config, [0], new_generator(0))
+    config = SamplingConfig(repetition_penalty=1e-9)
+    with pytest.raises(NumericsError, match="1 \\+inf in the logits under repetition_penalty = 1e-09"):
+        choose(torch.tensor([5e30, 1.0]), config, [0], new_generator(0))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_nothing_left_to_pick_names_the_step_that_took_it() -> None:
         ("top_k", [-1, -100, True], "a whole number from 0 (off)"),
         ("top_p", [0, -0.1, 1.01, math.nan, INF, True], "above 0 up to 1 (off)"),
         ("min_p", [-0.1, 1.01, math.nan, INF, True], "0 (off) up to 1"),
-        ("repetition_penalty", [0, -1, math.nan, INF, True], "finite, above 0"),
+        ("repetition_penalty", [0, 1e-300, 1e10, -1, math.nan, INF, True], "from 1e-9 to 1e9"),
     ],
 )
 def test_settings_outside_their_range(field: str, values: list[float], allowed: str) -> None:
@@ -264,8 +264,8 @@ def test_seeds_outside_64_bits(seed: int) -> None:
 
 
 def test_the_ends_of_each_range_are_allowed() -> None:
-    SamplingConfig(temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=5e-324)
-    SamplingConfig(temperature=1e308, top_k=10**9, top_p=5e-324, min_p=1)
+    SamplingConfig(temperature=0, top_k=0, top_p=1, min_p=0, repetition_penalty=1e-9)
+    SamplingConfig(temperature=1e308, top_k=10**9, top_p=5e-324, min_p=1, repetition_penalty=1e9)
     assert SamplingConfig() == SamplingConfig(temperature=0.8, repetition_penalty=1.0)
 
 

@@ -399,6 +399,7 @@ def test_lenses(talker: Live) -> None:
 def test_health_and_metrics(talker: Live) -> None:
     talker.ok(COMPLETIONS, prompt="metrics", max_tokens=3)
     assert talker.client.get("/health").json() == {"status": "ok", "model": "talker", "running": 0, "waiting": 0}
+    assert [talker.client.head(path).status_code for path in ("/health", "/")] == [200, 200]
     text = talker.client.get("/metrics").text
     numbers = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert int(numbers["cutaway_new_tokens_total"]) >= 3

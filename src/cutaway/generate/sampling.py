@@ -76,7 +76,7 @@ class SamplingConfig:
         _require("top_k", 0 if self.top_k is None else self.top_k, int, 0, LARGEST, "a whole number from 0 (off)")
         _require("top_p", 1 if self.top_p is None else self.top_p, Real, SMALLEST, 1, "above 0 up to 1 (off)")
         _require("min_p", 0 if self.min_p is None else self.min_p, Real, 0, 1, "0 (off) up to 1")
-        _require("repetition_penalty", self.repetition_penalty, Real, SMALLEST, LARGEST, "finite, above 0")
+        _require("repetition_penalty", self.repetition_penalty, Real, 1e-9, 1e9, "from 1e-9 to 1e9")
 
 
 def plain(value: Any) -> Any:

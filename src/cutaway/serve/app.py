@@ -64,5 +64,7 @@ def build_inner(service: Service, exhibits: views.Exhibits | None = None) -> Fas
     tell_errors(app)
     for router in ROUTERS:
         app.include_router(router)
-    app.get("/", include_in_schema=False)(lambda: FileResponse(views.ASSETS["index.html"]))
+    app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)(
+        lambda: FileResponse(views.ASSETS["index.html"])
+    )
     return app

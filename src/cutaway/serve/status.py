@@ -10,6 +10,7 @@ from cutaway.serve.service import Served
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)  # what many a health check sends
 @router.get("/health")
 async def health(service: Served) -> JSONResponse:
     """Whether requests get answers, and how many texts there are."""

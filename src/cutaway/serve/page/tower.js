@@ -117,7 +117,7 @@ function mount(body, state, page) {
   function openStream() {
     const data = answer.data;
     panel.replaceChildren(make("h2", {}, "The residual stream"),
-      make("p", { class: "note" }, "Every part reads the stream and adds to it; nothing is taken away. Its length tells how much has been added."));
+      make("p", { class: "note" }, "Every part reads the stream and adds to it; none writes over it. Its length tells how large the sum has become."));
     draw({ kind: "lines", title: "Its length at the last position", note: "", x: "blocks behind", y: "length", log_x: false, log_y: false,
       series: [{ name: "length", x: data.stream.map((_, i) => i), y: data.stream }] }, panel, { level: 3 });
   }
