@@ -11,8 +11,6 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import cutaway
 from cutaway.checkpoint.load import LoadReport
@@ -308,28 +306,6 @@ def test_halves_of_characters(talker: Live) -> None:
         assert answer.json()["choices"][0]["text"] == meant + solo(talker, meant, 3).text
         chat = f'{{"messages": [{{"role": "user", "content": "{sent}"}}], "max_tokens": 1}}'
         assert talker.client.post(CHAT, content=chat, headers=json_type).status_code == 200
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-fields = st.sampled_from(
-    ["prompt", "messages", "n", "stop", "seed", "stream", "logprobs", "echo", "temperature", "top_p", "stream_options"]
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from([COMPLETIONS, CHAT, "/v1/trace", "/v1/lens"]), st.dictionaries(fields, values, max_size=4))
-def test_any_body_is_answered_or_refused(talker: Live, path: str, body: dict[str, Any]) -> None:
-    least: dict[str, Any] = {CHAT: {"messages": HELLO, "max_tokens": 2}}.get(path, {"prompt": "a"})
-    least |= {"keep": "blocks.0.attn.pattern"} if path == "/v1/trace" else {}
-    sent = json.dumps(least | body)
-    response = talker.client.post(path, content=sent, headers={"content-type": "application/json"})
-    assert response.status_code in (200, 400)
-    if response.status_code == 400:
-        error_of(response, 400)
 
 
 def test_a_template_that_reaches_out_is_stopped(folder: Path, tmp_path: Path) -> None:
