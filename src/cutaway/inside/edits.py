@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -257,7 +258,7 @@ def _require_trace(value: object, target: Target, edit: Edit) -> None:
 
 
 def _require_number(value: object, target: Target, edit: Edit) -> None:
-    if not isinstance(value, int | float):
+    if not isinstance(value, Real | Tensor):  # numpy's are real numbers too
         raise InsideError(f"{type(edit).__name__} at {target}: {value!r:.40} is no number")
 
 

@@ -118,9 +118,9 @@ class Cache:
         self.lengths = [self.lengths[row] for row in rows]
         if not moves:
             return
+        old, new = torch.tensor(moves, device=self.layers[0][0].device).unbind(1)
         for layer in self.layers:
             for buffer in layer:
-                old, new = torch.tensor(moves, device=buffer.device).unbind(1)
                 buffer[new] = buffer[old]  # all are read before one is written
 
     def resize(self, n_rows: int, n_slots: int) -> None:
