@@ -289,6 +289,13 @@ def test_gradients_go_through_edits(model: LanguageModel) -> None:
     assert cut.grad["embed"].abs().max() == 0
 
 
+def test_a_factor_of_any_kind_of_number(build: Build) -> None:
+    model = build("grouped")
+    expected = model.trace(FIVE, keep=[], edits=Scale("embed", 2.0)).logits
+    for factor in (2, np.float32(2), torch.tensor(2.0)):
+        assert torch.equal(model.trace(FIVE, keep=[], edits=Scale("embed", factor)).logits, expected)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -310,13 +317,6 @@ def test_gradients_go_through_edits(model: LanguageModel) -> None:
         (Replace("blocks.0.attn.pattern[head 3]", torch.ones(4, 5)), r"\(4, 5\) does not spread to \(1, 1, 5, 5\)"),
     ],
 )
-def test_a_factor_of_any_kind_of_number(build: Build) -> None:
-    model = build("grouped")
-    expected = model.trace(FIVE, keep=[], edits=Scale("embed", 2.0)).logits
-    for factor in (2, np.float32(2), torch.tensor(2.0)):
-        assert torch.equal(model.trace(FIVE, keep=[], edits=Scale("embed", factor)).logits, expected)  # type: ignore[arg-type]
-
-
 def test_what_cannot_be_edited_is_said_in_one_line(edit: Edit, message: str, model: LanguageModel) -> None:
     with pytest.raises(InsideError, match=message) as caught:
         after(model, edit)
