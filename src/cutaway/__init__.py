@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
+from cutaway import pages
 from cutaway.errors import (
     BusyError,
     CheckpointError,
@@ -30,8 +30,7 @@ from cutaway.errors import (
     UnsupportedError,
 )
 
-# Large tensors in large pages, which torch asks for: fresh memory costs a fault a page, and there are 500 times fewer.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+pages.spare()
 
 if TYPE_CHECKING:
     from cutaway.account.cost import cost

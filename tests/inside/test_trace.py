@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -80,6 +82,19 @@ def test_only_the_blocks_that_are_named_leave_the_fast_kernel(build: Build, monk
     tap = TraceTap(fitting(model.config, "blocks.1.resid_mid", [(5, 5)]), [])
     assert tap.inside("blocks.0") is IDLE  # a block of which nothing is asked runs as if nobody watched
     assert tap.inside("blocks.1") is not IDLE
+
+
+def test_memory_is_free_as_soon_as_nobody_has_the_trace(build: Build) -> None:
+    """A ring of references would keep it until the collector comes, and the next trace would need fresh memory."""
+    model = build("grouped")
+    gc.disable()
+    try:
+        trace = model.trace(FIVE, edits=Scale("blocks.1.attn.z[head 0]", 0.5))
+        gone = weakref.ref(trace.entries[0].held)
+        del trace
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutaway.config import ModelConfig
 from cutaway.errors import InsideError
 from cutaway.figures import Bars, Cell, Figure, HeatMap, Numbers, Prose, Result, Table, Tokens, plain
 from cutaway.inside.labels import label, labels
@@ -177,35 +178,51 @@ def contributions(
     Source: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021; for a difference of two logits
         arXiv:2211.00593, section 3.
     """
-    network, ids, config = model.network, model.ids(prompt), model.network.config
+    ids, config = model.ids(prompt), model.network.config
     at = position_of(position, len(ids))
     over = None if versus is None else token_of(model, versus, "versus")
     chosen = None if target is None else token_of(model, target, "target")
     n_shown = count_of(top, 10**6, "top")
-    here = f"[position {at}]"
+    (found,) = trace(model, [ids], keep=read(config, at), limit=limit)
+    return summed(model, found, at, target=chosen, versus=over, n_shown=n_shown)
+
+
+def read(config: ModelConfig, position: int) -> list[str]:
+    """What is read of a pass to tell the parts at a position, counted from the start, apart."""
     added = [name for name in ("embed", "pos_embed") if name in names(config)]
-    keep = [*added, "blocks.*.attn.z", "blocks.*.ff.out", f"blocks.{config.n_layers - 1}.resid_post", "final_norm"]
-    (found,) = trace(model, [ids], keep=[name + here for name in keep], limit=limit)
-    chosen = int(found.logits[at].argmax()) if chosen is None else chosen
-    if chosen == over:
+    parts = [*added, "blocks.*.attn.z", "blocks.*.ff.out", f"blocks.{config.n_layers - 1}.resid_post", "final_norm"]
+    return [f"{name}[position {position}]" for name in parts]
+
+
+def summed(
+    model: Reader, found: Trace, position: int, *, target: int | None, versus: int | None, n_shown: int
+) -> Contributions:
+    """The parts at a position of a pass of which `read` was kept.
+
+    Raises:
+        InsideError: target and versus are the same.
+    """
+    network, config, here = model.network, model.network.config, f"[position {position}]"
+    chosen = int(found.logits[position].argmax()) if target is None else target
+    if chosen == versus:
         raise InsideError(f"target and versus are both {label(model.tokenizer, chosen)} ({chosen}): take another")
     direction = network.head.weight[chosen].double()
-    logit = float(found.logits[at, chosen].double())
-    if over is not None:
-        direction = direction - network.head.weight[over].double()
-        logit -= float(found.logits[at, over].double())
+    logit = float(found.logits[position, chosen].double())
+    if versus is not None:
+        direction = direction - network.head.weight[versus].double()
+        logit -= float(found.logits[position, versus].double())
     value = logit
     if config.logit_soft_cap is not None:
         value = float(found["final_norm" + here].flatten().double() @ direction)  # a cap does not add up
     parts = Held(network, found, here).parts(direction)
     return Contributions(
-        tokens=tuple(ids),
-        labels=tuple(labels(model.tokenizer, ids)),
-        position=at,
+        tokens=tuple(found.tokens),
+        labels=tuple(labels(model.tokenizer, found.tokens)),
+        position=position,
         target=chosen,
-        versus=over,
+        versus=versus,
         target_label=label(model.tokenizer, chosen),
-        versus_label=None if over is None else label(model.tokenizer, over),
+        versus_label=None if versus is None else label(model.tokenizer, versus),
         value=value,
         logit=logit,
         soft_cap=config.logit_soft_cap,

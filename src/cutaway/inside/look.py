@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cutaway.figures import Bars, Cell, Figure, Prose, Result, Table, Tokens, plain
-from cutaway.inside.contributions import Contributions, contributions
+from cutaway.inside.contributions import Contributions, read, summed
 from cutaway.inside.labels import label
 from cutaway.inside.lens import measure
 from cutaway.inside.targets import Reader, count_of
@@ -131,19 +131,18 @@ def look(model: Reader, prompt: Any, *, k: int = 8, limit: int = LIMIT) -> Look:
 
     Args:
         k: how many next tokens are shown.
-        limit: what each of the two traces may hold [B].
+        limit: what the trace may hold [B].
     Raises:
         InsideError: k outside the vocabulary, or more bytes than the limit.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
-    network = model.network
-    n_layers = network.config.n_layers
-    parts = contributions(model, prompt, limit=limit)
-    k = count_of(k, network.config.d_vocab, "k")
-    names = [
-        f"blocks.{i}.{end}[position -1]" for i, end in [(0, "resid_pre"), *((i, "resid_post") for i in range(n_layers))]
-    ]
-    (found,) = trace(model, [list(parts.tokens)], keep=names, limit=limit)
+    network, ids = model.network, model.ids(prompt)
+    config, last = network.config, len(ids) - 1
+    k = count_of(k, config.d_vocab, "k")
+    ends = [(0, "resid_pre"), *((i, "resid_post") for i in range(config.n_layers))]
+    names = [f"blocks.{i}.{end}[position {last}]" for i, end in ends]
+    (found,) = trace(model, [ids], keep=list(dict.fromkeys([*names, *read(config, last)])), limit=limit)
+    parts = summed(model, found, last, target=None, versus=None, n_shown=N_PARTS)
     numbers = measure(network, [found[name] for name in names], [parts.target], k)
     top, probability = numbers["top"][:, 0], numbers["top_probability"][:, 0]
     return Look(

@@ -147,6 +147,8 @@ class Target:
     def n_bytes(self, lengths: Mapping[str, int], n_prompt: int, itemsize: int) -> int:
         """What one text takes [B]."""
         itemsize = 8 if self.name in WHOLE_NUMBERS else itemsize
+        if not self.picks:
+            return prod([lengths[axis] for axis in self.axes]) * itemsize
         return prod(map(len, self.indices(lengths, n_prompt))) * itemsize
 
 
@@ -158,17 +160,24 @@ def fitting(config: ModelConfig, patterns: str | Iterable[str], texts: Iterable[
     Raises:
         InsideError: a pattern that means nothing here.
     """
+    several = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    return list(_fitting(config, several, tuple(dict.fromkeys(texts))))
+
+
+@functools.lru_cache(maxsize=256)  # hundreds of names, often the same for many texts
+def _fitting(config: ModelConfig, patterns: tuple[str, ...], texts: tuple[tuple[int, int], ...]) -> tuple[Target, ...]:
     known = names(config)
-    lengths = [(sizes(config, 1, n, n), n_prompt) for n_prompt, n in dict.fromkeys(texts)]
+    lengths = [(sizes(config, 1, n, n), n_prompt) for n_prompt, n in texts]
     found: dict[str, Target] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in patterns:
         targets = matching(known, pattern)
         misfits = [next((m for pair in lengths if (m := t.misfit(*pair)) is not None), None) for t in targets]
         if all(misfits) or (any(misfits) and "*" not in pattern):
             raise InsideError(next(filter(None, misfits)))
         found |= {str(t): t for t, misfit in zip(targets, misfits, strict=True) if misfit is None}
     order = {name: i for i, name in enumerate(known)}
-    return sorted((t for t in found.values() if not t.picks or t.name not in found), key=lambda t: order[t.name])
+    kept = (t for t in found.values() if not t.picks or t.name not in found)
+    return tuple(sorted(kept, key=lambda t: order[t.name]))
 
 
 def matching(known: Mapping[str, Axes], pattern: str) -> list[Target]:

@@ -101,6 +101,8 @@ class Row:
         return {target: entry for target, entry in joined.items() if all(map(len, entry.index))}
 
     def _joined(self, target: Target, pieces: Sequence[tuple[tuple[Index, ...], Tensor]]) -> Entry:
+        if len(pieces) == 1 and not self.first:
+            return Entry(target=target, index=pieces[0][0], held=pieces[0][1])
         indices, parts = [index for index, _ in pieces], [part for _, part in pieces]
         index = list(indices[-1])
         if len(pieces) > 1:
@@ -129,13 +131,13 @@ class TraceTap(Tap):
         self.rows: list[Row] = []
         self.graph: dict[str, Tensor] = {}
         self.product = 0  # where the current block's queries, keys and values were computed
-        scopes: dict[str, set[str]] = {}
+        self.scopes: dict[str, set[str]] = {}
         for name in {*self.kept, *self.edits}:
-            scopes.setdefault(_scope_of(name), set()).add(name)
-        self.scopes = {scope: Scope(self, scope, names) for scope, names in scopes.items()}
+            self.scopes.setdefault(_scope_of(name), set()).add(name)
 
     def inside(self, scope: str) -> Tap:
-        return self.scopes.get(scope, IDLE)
+        names = self.scopes.get(scope)
+        return Scope(self, scope, names) if names else IDLE  # made anew: two that hold each other outlive their use
 
     def begin(self, rows: Sequence[Row], firsts: Sequence[int], n_new: Sequence[int]) -> None:
         """The next pass reads `n_new` tokens of each row, the first at these positions."""

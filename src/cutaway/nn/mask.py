@@ -50,6 +50,11 @@ class Mask:
         rows = [(max(n + 1 - self.window, 0) if self.window else 0, n + 1) for n in self.starts]
         return torch.tensor(rows, dtype=torch.int64, device=self.device)
 
+    @functools.cached_property
+    def everything(self) -> Bool[Tensor, "b 1 T S"] | None:
+        """What is visible of all keys to all queries, made once for all layers."""
+        return self.visible(slice(0, self.n_queries), slice(0, self.n_keys))
+
     def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 T S"] | None:
         """True where a query may look; one row for all texts if they start together, None if all is visible."""
         if self.lengths is not None:
