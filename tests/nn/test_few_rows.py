@@ -384,8 +384,8 @@ def test_leaves_traced_programs_to_torch(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_leaves_everything_to_torch_where_the_loops_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cutaway.nn.loops", None)
-    few_rows._loops.cache_clear()
+    few_rows.loops.cache_clear()
     try:
         assert not any(applies(*arguments) for applies, arguments in FITTING.items())
     finally:
-        few_rows._loops.cache_clear()
+        few_rows.loops.cache_clear()

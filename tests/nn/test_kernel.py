@@ -10,7 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.config import CausalMaskConfig, MaskConfig, NoMaskConfig, WindowMaskConfig
-from cutaway.nn.kernel import CHUNK, Chunked, Fused, Kernel, Reference, build_kernels, soft_cap
+from cutaway.nn.kernel import (
+    CHUNK,
+    SHORT,
+    Chunked,
+    Fused,
+    Kernel,
+    Reference,
+    build_kernels,
+    in_products,
+    learns_short,
+    soft_cap,
+)
 from cutaway.nn.mask import Mask, build_mask
 from cutaway.nn.tap import IDLE, Tap
 from support.tiny import distance
@@ -204,3 +215,30 @@ def test_without_a_mask_every_key_is_seen_but_no_pad() -> None:
         assert distance(z[1:, :, :2], alone) < 1e-6
         whole = F.scaled_dot_product_attention(q[:1], k[:1], v[:1], scale=0.5, enable_gqa=True)
         assert distance(z[:1], whole) < 1e-6
+
+
+@pytest.mark.parametrize("n_kv", [4, 2, 1])
+def test_short_texts_learn_as_the_formula_does(n_kv: int) -> None:
+    """In 16 bits with a gradient: the same z, and the same gradients of q, k and v, within what 16 bits hold."""
+    scale, n = 0.35, 24
+    wide = [x.requires_grad_() for x in random_qkv(n, n, 4, n_kv, 8)]
+    narrow = [x.detach().bfloat16().requires_grad_() for x in wide]
+    exact = Reference(scale, None)(*wide, causal(n), IDLE)
+    z = Fused(scale)(*narrow, causal(n), IDLE)
+    assert torch.equal(z, in_products(*narrow, scale))
+    assert distance(z.float(), exact) <= 0.02
+    behind = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1))
+    exact_slopes = torch.autograd.grad(exact, wide, behind)
+    slopes = torch.autograd.grad(z, narrow, behind.bfloat16())
+    for slope, exact_slope in zip(slopes, exact_slopes, strict=True):
+        assert distance(slope.float(), exact_slope) <= 0.03
+
+
+def test_only_short_texts_in_16_bits_keep_their_patterns() -> None:
+    q = torch.zeros(1, 1, SHORT, 4, dtype=torch.bfloat16, requires_grad=True)
+    assert learns_short(q)
+    assert not learns_short(q.float())
+    assert not learns_short(q.detach())
+    assert not learns_short(torch.zeros(1, 1, SHORT + 1, 4, dtype=torch.bfloat16, requires_grad=True))
+    with torch.no_grad():
+        assert not learns_short(q)

@@ -115,7 +115,7 @@ DAMAGED = """
 import torch
 from cutaway.nn import few_rows
 torch.set_grad_enabled(False)
-loops = few_rows._loops()
+loops = few_rows.loops()
 for dtype in few_rows.DTYPES:
     new, old = torch.ones(2, 1, 1, 1, 3, dtype=dtype), torch.zeros(2, 1, 1, 2, 3, dtype=dtype)
     few_rows.append(*new, *old, torch.tensor([1]))
@@ -129,7 +129,7 @@ def test_damaged_loops_of_the_package(tmp_path: Path) -> None:
     """One cut short, one empty; another is still found. In a copy of the package, with a copy of what it keeps."""
     with torch.no_grad():
         few_rows.add(torch.ones(1, 3), torch.ones(1, 3))
-    kept = few_rows._loops().add_fp32._compiled._cache.cache_path
+    kept = few_rows.loops().add_fp32._compiled._cache.cache_path
     if kept is None:
         pytest.skip("this machine lets numba keep nothing")
     shutil.copytree(Path(cutaway.__file__).parent, tmp_path / "cutaway", ignore=shutil.ignore_patterns("__pycache__"))

@@ -75,7 +75,7 @@ def measure(
         raise ConfigError(
             f"{n_tokens} tokens to measure with: it must be from 2 to {config.n_ctx - 1}, and one more is the context"
         )
-    training = peaks.training(config, n_tokens, itemsize=dtype.itemsize)
+    training = peaks.training(config, n_tokens, itemsize=dtype.itemsize, device=device.type)
     free = available_memory(device)
     if training > free:
         raise ConfigError(
@@ -217,7 +217,7 @@ class _Bench:
         yield Measured(
             what=f"peak of a training step on {self.n_tokens}",
             unit="B",
-            predicted=peaks.training(self.config, self.n_tokens, itemsize=self.dtype.itemsize),
+            predicted=peaks.training(self.config, self.n_tokens, itemsize=self.dtype.itemsize, device=self.device.type),
             measured=held + live.peak,
             note="AdamW; weights, gradients, optimizer, activations, all scores of the loss",
         )

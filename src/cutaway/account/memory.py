@@ -16,10 +16,11 @@ from cutaway.config import LayerNormConfig, MaskConfig, ModelConfig, RotaryConfi
 FP32 = 4
 SCORES = 1 << 22  # scores at a time that the loss of a training run holds; train/loss.py has the same
 CHUNK = 256  # queries at a time where a mask is written out; nn/kernel.py has the same
+SHORT = 256  # tokens up to which a text is learned in products, in 16 bits on the CPU; as there
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "8 bits": 1.0, "4 bits": 0.5}
 
 Optimizer = Literal["muon", "adamw"]
-KernelName = Literal["fused", "reference"]
+KernelName = Literal["fused", "reference", "products"]
 
 # --- what stays --------------------------------------------------------------------------------------------
 
@@ -122,8 +123,8 @@ def activations(
 
     Wide numbers: what each norm reads (RMSNorm also keeps it normalised). Narrow ones: what each matrix reads, what
     the kernel reads and gives, and the feed-forward before and after the non-linearity (a gated one keeps gate and
-    value, and the gate's non-linearity too). The reference kernel also keeps every pattern, T×T. A compiled network
-    keeps less, because it computes some of it again.
+    value, and the gate's non-linearity too). The reference kernel also keeps every pattern, T×T, and so do the
+    products that a short text is learned in. A compiled network keeps less, because it computes some of it again.
     """
     wide = max(narrow, wide)
     w = _Widths.of(config)
@@ -137,6 +138,11 @@ def activations(
         rotates = isinstance(position, RotaryConfig)
         block += _kept_by_kernel(config, mask, rotates, n_ctx, n_windows, narrow, kernel)
     return block + wide * n_tokens * final_numbers(config) + tables(config, n_ctx)
+
+
+def kernel_of_training(n_ctx: int, narrow: int, device: str) -> KernelName:
+    """Which kernel a training run takes."""
+    return "products" if device == "cpu" and narrow < FP32 and n_ctx <= SHORT else "fused"
 
 
 def recomputed_activations(
@@ -187,6 +193,8 @@ def _kept_by_kernel(
         a_pair = config.n_heads * n_windows * (pattern + (narrow if capped else 0)) + 1  # the mask's bit takes a byte
         return n_tokens * narrow * (2 * w.q + 2 * w.kv) + n_pairs * a_pair  # q, k, v and z
     log_totals = n_tokens * FP32 * config.n_heads
+    if is_triangle(mask, n_ctx) and kernel == "products":
+        return n_tokens * narrow * (2 * w.q + 2 * w.kv) + scores(config, n_ctx, n_ctx, narrow) * n_windows
     if is_triangle(mask, n_ctx):
         return n_tokens * narrow * (2 * w.q + 2 * w.kv + w.q) + log_totals
     turned = w.q + w.kv if rotates or config.attention.qk_norm else 0

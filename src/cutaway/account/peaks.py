@@ -72,7 +72,13 @@ def _attending(
 
 
 def training(
-    config: ModelConfig, n_ctx: int, n_windows: int = 1, *, optimizer: Optimizer = "adamw", itemsize: int = FP32
+    config: ModelConfig,
+    n_ctx: int,
+    n_windows: int = 1,
+    *,
+    optimizer: Optimizer = "adamw",
+    itemsize: int = FP32,
+    device: str = "cpu",
 ) -> int:
     """A step after the first: forward, loss, backward, update; all of one type, nothing sharded or compiled.
 
@@ -82,20 +88,21 @@ def training(
     """
     n = n_ctx * n_windows
     n_weights = parameters.total(config)
-    kept = memory.activations(config, n_ctx, n_windows, narrow=itemsize, wide=itemsize)
+    kernel = memory.kernel_of_training(n_ctx, itemsize, device)
+    kept = memory.activations(config, n_ctx, n_windows, narrow=itemsize, wide=itemsize, kernel=kernel)
     head = config.d_model * config.d_vocab
     scored = (3 if config.logit_soft_cap is None else 4) * n * config.d_vocab
-    begins = head - n * memory.final_numbers(config) + _slopes(config, n_ctx, n_windows)
+    begins = head - n * memory.final_numbers(config) + _slopes(config, n_ctx, n_windows, kernel)
     ends = n_weights + (2 * head if config.tied else 0) + n * config.d_model  # both uses of a shared table, and the sum
     always = (n_weights + memory.optimizer_numbers(config, optimizer)) * itemsize + 2 * INT64 * n
     return always + max(kept + itemsize * max(scored, begins), itemsize * ends)
 
 
-def _slopes(config: ModelConfig, n_ctx: int, n_windows: int) -> int:
+def _slopes(config: ModelConfig, n_ctx: int, n_windows: int, kernel: memory.KernelName) -> int:
     """Gradients inside the last block, while its own activations are still there: of either sub-layer."""
     n = n_ctx * n_windows
     inside = (2 if config.feedforward.gated else 1) * config.d_ff * n
-    if config.attention.soft_cap is not None:  # then the patterns have gradients that are held
+    if config.attention.soft_cap is not None or kernel == "products":  # the patterns have gradients that are held
         n_queries = min(n_ctx, CHUNK)
         pairs = max(n_queries * min(n_ctx, CHUNK - 1 + reach(mask, n_ctx)) for mask in config.masks)
         inside = max(inside, n_windows * config.n_heads * 2 * pairs + 3 * n * config.n_heads * config.d_head)

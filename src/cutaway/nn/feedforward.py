@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 
 from cutaway.config import Activation, ModelConfig
 from cutaway.nn import few_rows
+from cutaway.nn.gelu import gelu_tanh
 from cutaway.nn.linear import Linear
 from cutaway.nn.tap import Tap
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_tanh": gelu_tanh,
     "relu": F.relu,
     "silu": F.silu,
 }

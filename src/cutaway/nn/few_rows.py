@@ -27,20 +27,23 @@ SECOND_THREAD = 1 << 16  # products of numbers from which a second thread pays
 
 
 def readable(a: Tensor, b: Tensor) -> bool:
-    """Whether the loops may read these. Cheap, because a token asks two hundred times."""
+    """Whether the loops may stand in for torch here. Cheap, because a token asks two hundred times."""
+    return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and computable(a, b)
+
+
+def computable(a: Tensor, b: Tensor) -> bool:
+    """Whether the loops may read these, whoever keeps their gradient."""
     return (
-        not torch.is_grad_enabled()
-        and a.dtype is b.dtype
+        a.dtype is b.dtype
         and a.dtype in DTYPES
         and a.is_cpu
         and b.is_cpu
         and type(a) in PLAIN
         and type(b) in PLAIN
         and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
         and not _watched()
-        and _loops() is not None
+        and loops() is not None
     )
 
 
@@ -72,7 +75,7 @@ def linear(
     n_threads = torch.get_num_threads()
     n_pieces = n_threads * (1 + d_out * d_in * dtype.itemsize // (n_threads * PIECE))
     piece = -(-d_out // n_pieces)
-    product = _loops().PRODUCT[dtype]
+    product = loops().PRODUCT[dtype]
     has_bias = bias is not None
     bias_at = bias.data_ptr() if bias is not None else 0
     product(
@@ -100,7 +103,7 @@ def rms_norm(
     """x / √(mean(x²) + eps) · (offset + weight), in fp32, rounded once."""
     y = torch.empty_like(x)
     d = weight.numel()
-    _loops().RMS_NORM[x.dtype](
+    loops().RMS_NORM[x.dtype](
         1, x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // d, d, _bits(eps), _bits(offset)
     )
     return y
@@ -118,7 +121,7 @@ def rotate(
     n_rows, n_heads, _, d_head = x.shape
     y = torch.empty(n_rows, n_heads, 1, d_head, dtype=x.dtype, device="cpu")
     d_rotary = cos.shape[-1]
-    _loops().ROTATE[x.dtype](
+    loops().ROTATE[x.dtype](
         1,
         *(x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(), n_rows, n_heads, d_head, d_rotary),
         *(x.stride(0), x.stride(1), d_rotary if cos.shape[0] > 1 else 0),
@@ -132,7 +135,7 @@ def add(x: Float[Tensor, "*axes D"], y: Float[Tensor, "*axes D"]) -> Float[Tenso
     if not (few and x.is_contiguous() and y.is_contiguous()):
         return x + y
     z = torch.empty_like(x)
-    _loops().ADD[x.dtype](1, x.data_ptr(), y.data_ptr(), z.data_ptr(), x.numel())
+    loops().ADD[x.dtype](1, x.data_ptr(), y.data_ptr(), z.data_ptr(), x.numel())
     return z
 
 
@@ -145,7 +148,7 @@ def silu_gate(gate: Float[Tensor, "B 1 F"], up: Float[Tensor, "B 1 F"]) -> Float
     """silu(gate) · up, where silu(x) = x / (1 + e⁻ˣ); rounded once."""
     n_rows, _, d = gate.shape
     z = torch.empty((n_rows, 1, d), dtype=gate.dtype, device="cpu")
-    _loops().SILU_GATE[gate.dtype](
+    loops().SILU_GATE[gate.dtype](
         1, gate.data_ptr(), up.data_ptr(), z.data_ptr(), n_rows, d, gate.stride(0), up.stride(0)
     )
     return z
@@ -164,7 +167,7 @@ def append(
     slots: Int[Tensor, " B"],
 ) -> None:
     """Write each row's new key and value into its slot of the buffers."""
-    _loops().APPEND[k.dtype](
+    loops().APPEND[k.dtype](
         1,
         *(k.data_ptr(), v.data_ptr(), old_k.data_ptr(), old_v.data_ptr(), slots.data_ptr()),
         *(k.shape[0], k.shape[1], k.shape[3], *k.stride()[:2], *v.stride()[:2], *old_k.stride()[:2]),
@@ -196,7 +199,7 @@ def attend(
     z = torch.empty(n_rows, n_heads, 1, d_head, dtype=q.dtype, device="cpu")
     room = torch.empty(n_rows * n_heads * (n_slots + d_head), dtype=torch.float32, device="cpu")  # for the softmax
     work = n_rows * n_heads * n_slots * d_head
-    _loops().ATTEND[q.dtype](
+    loops().ATTEND[q.dtype](
         torch.get_num_threads() if work > SECOND_THREAD else 1,
         *(q.data_ptr(), k.data_ptr(), v.data_ptr(), z.data_ptr(), room.data_ptr(), ranges.data_ptr()),
         *(_bits(scale), n_rows, n_heads, k.shape[1], d_head, n_slots),
@@ -207,12 +210,12 @@ def attend(
 
 def prepare(dtype: torch.dtype) -> None:
     """Compile the loops now, or fetch them from where they are kept, rather than at the first token."""
-    if dtype in DTYPES and (compiled := _loops()) is not None:
+    if dtype in DTYPES and (compiled := loops()) is not None:
         compiled.compile_all(dtype)
 
 
 @functools.cache
-def _loops() -> Any:
+def loops() -> Any:
     """The compiled loops, imported when first needed; None where torch has no team of threads to run them."""
     try:
         return importlib.import_module("cutaway.nn.loops")
@@ -228,8 +231,8 @@ def _bits(x: float) -> int:
 
 def _forget_loops() -> None:
     """A team's threads stay behind in the parent: a forked child must not wait for them."""
-    global _loops
-    _loops = functools.cache(lambda: None)
+    global loops
+    loops = functools.cache(lambda: None)
 
 
 if hasattr(os, "register_at_fork"):

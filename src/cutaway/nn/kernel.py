@@ -1,7 +1,7 @@
 """From queries, keys and values to what each head gathers: z = softmax(mask(scale · q·kᵀ)) · v.
 
 Two kernels, equal within rounding. The reference one is the formula, stage by stage, and shows each; the fused one
-never holds a T×T matrix.
+never holds a T×T matrix, but a small one where that is faster to train.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ Keys = Float[Tensor, "B K S Dh"]
 Visible = Bool[Tensor, "b 1 T S"]  # where a query may look
 
 STAGES = ("attn.scores", "attn.scaled", "attn.masked", "attn.pattern")
+SHORT = 256  # keys up to which products learn faster than the fused kernel: on two cores 7 times at 64, 3 at 256
 CHUNK = 256  # queries at a time where a mask must be written out: its memory then grows with S, not T·S
 
 
@@ -91,13 +92,34 @@ class Fused:
     def __call__(self, q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads:
         if few_rows.attend_applies(q, k, v):
             return few_rows.attend(q, k, v, self.scale, mask.ranges)
-        if mask.is_triangle:
-            q, k, v = (t.contiguous() for t in (q, k, v))  # heads that lie apart are read slower than copied
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
-        return in_chunks(self.attend, q, k, v, mask)
+        return self.triangle(q, k, v) if mask.is_triangle else in_chunks(self.attend, q, k, v, mask)
+
+    def triangle(self, q: Heads, k: Keys, v: Keys) -> Heads:
+        """A whole text, without a mask to write out."""
+        if learns_short(q):
+            return in_products(q, k, v, self.scale)
+        q, k, v = (t.contiguous() for t in (q, k, v))  # heads that lie apart are read slower than copied
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
 
     def attend(self, q: Heads, k: Keys, v: Keys, visible: Visible | None, tap: Tap) -> Heads:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale, enable_gqa=True)
+
+
+def learns_short(q: Heads) -> bool:
+    """Whether a gradient is to come through a short text in 16 bits on the CPU: torch's fused kernel is slow there."""
+    is_short = q.shape[2] <= SHORT and q.is_cpu and q.dtype in (torch.bfloat16, torch.float16)
+    return is_short and torch.is_grad_enabled() and q.requires_grad
+
+
+def in_products(q: Heads, k: Keys, v: Keys, scale: float) -> Heads:
+    """The formula as two products and a softmax, the heads of a group stacked to one; keeps their patterns."""
+    n_rows, n_heads, n_queries, d_head = q.shape
+    n_groups = k.shape[1]
+    q = q.reshape(n_rows * n_groups, -1, d_head)
+    k, v = (x.reshape(n_rows * n_groups, n_queries, d_head) for x in (k, v))
+    hidden = q.new_full((n_queries, n_queries), -math.inf).triu_(1).repeat(n_heads // n_groups, 1)
+    pattern = torch.baddbmm(hidden, q, k.mT, alpha=scale).softmax(-1)
+    return (pattern @ v).view(n_rows, n_heads, n_queries, d_head)
 
 
 class Chunked(Reference):

@@ -101,10 +101,13 @@ def make_plan(
     n_flops = flops_per_token * tokens_per_step * n_steps
     n_windows = -(-batch_size // (accumulate * n_processes))  # at once
     narrow = dtype.itemsize
+    kernel = memory.kernel_of_training(n_ctx, narrow, device.type)
     n_shards = n_processes if sharded else 1
     needed = {
         **memory.held(config, optimizer, narrow=narrow, wide=bytes_per_weight, n_shards=n_shards),
-        "activations": memory.activations(config, n_ctx, n_windows, narrow=narrow, wide=bytes_per_weight),
+        "activations": memory.activations(
+            config, n_ctx, n_windows, narrow=narrow, wide=bytes_per_weight, kernel=kernel
+        ),
         "logits": memory.loss_in_chunks(config, n_ctx * n_windows, CHUNK, wide=bytes_per_weight),
     }
     peak = matrix_peak(dtype, device)
