@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from cutaway.nn import few_rows
@@ -20,7 +20,6 @@ from cutaway.nn.tap import IDLE, Tap
 
 Heads = Float[Tensor, "B H T Dh"]
 Keys = Float[Tensor, "B K S Dh"]
-Visible = Bool[Tensor, "b 1 T S"]  # where a query may look
 
 STAGES = ("attn.scores", "attn.scaled", "attn.masked", "attn.pattern")
 SHORT = 256  # keys up to which products learn faster than the fused kernel: on two cores 7 times at 64, 3 at 256
@@ -43,15 +42,15 @@ class Reference:
         self.cap = cap
 
     def __call__(self, q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads:
-        return self.attend(q, k, v, mask.everything, tap)
+        everything = slice(0, q.shape[2])
+        return self.attend(q, k, v, mask, everything, slice(0, k.shape[2]), tap)
 
-    def attend(self, q: Heads, k: Keys, v: Keys, visible: Visible | None, tap: Tap) -> Heads:
+    def attend(self, q: Heads, k: Keys, v: Keys, mask: Mask, queries: slice, keys: slice, tap: Tap) -> Heads:
         """z of some queries over some keys, already cut out. A stage that nobody wants becomes the next in place."""
         scores = tap("attn.scores", by_groups(q, k.mT))
         times = scores.mul_ if is_spare(tap, "attn.scores") else scores.mul
         scaled = tap("attn.scaled", soft_cap(times(self.scale), self.cap))
-        fill = scaled.masked_fill_ if is_spare(tap, "attn.scaled") else scaled.masked_fill
-        masked = tap("attn.masked", scaled if visible is None else fill(~visible, -math.inf))
+        masked = tap("attn.masked", mask.hide(scaled, queries, keys, in_place=is_spare(tap, "attn.scaled")))
         pattern = tap("attn.pattern", softmax(masked).to(v.dtype))
         return by_groups(pattern, v)
 
@@ -101,7 +100,8 @@ class Fused:
         q, k, v = (t.contiguous() for t in (q, k, v))  # heads that lie apart are read slower than copied
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
 
-    def attend(self, q: Heads, k: Keys, v: Keys, visible: Visible | None, tap: Tap) -> Heads:
+    def attend(self, q: Heads, k: Keys, v: Keys, mask: Mask, queries: slice, keys: slice, tap: Tap) -> Heads:
+        visible = mask.visible(queries, keys)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale, enable_gqa=True)
 
 
@@ -135,8 +135,7 @@ def in_chunks(attend: Callable[..., Tensor], q: Heads, k: Keys, v: Keys, mask: M
     for first in range(0, q.shape[2], CHUNK):
         queries = slice(first, min(first + CHUNK, q.shape[2]))
         keys = mask.keys(queries)
-        visible = mask.visible(queries, keys)
-        parts.append(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], visible, IDLE))
+        parts.append(attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], mask, queries, keys, IDLE))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
