@@ -7,7 +7,7 @@ import sys
 
 from benchmarks import machine
 
-ALL = ("load", "decode", "prompt", "inside", "train", "serve")
+ALL = ("load", "decode", "prompt", "inside", "train", "serve", "page")
 
 
 def main(names: list[str]) -> None:

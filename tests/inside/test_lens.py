@@ -115,7 +115,7 @@ def test_a_stretch_of_positions_at_a_time(build: Build, monkeypatch: pytest.Monk
     seen, head = [], model.network.head.forward
     monkeypatch.setattr(model.network.head, "forward", lambda x: seen.append(x.shape[1]) or head(x))
     parts = lens(model, TEXT, k=3)
-    assert seen == [12] + 4 * [5] + 4 * [5] + 4 * [2]  # the pass itself, then four rows of each stretch
+    assert seen == [1] + 4 * [5] + 4 * [5] + 4 * [2]  # the end of the pass itself, then four rows of each stretch
     assert (parts.top == whole.top).all()
     for name in ("logit", "probability", "rank", "entropy", "kl", "top_probability"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-5)

@@ -15,7 +15,7 @@ from cutaway.figures import Cell, Figure, HeatMap, HeatMaps, Numbers, Prose, Res
 from cutaway.inside.heads import KINDS, has_repeats, summaries
 from cutaway.inside.labels import labels
 from cutaway.inside.targets import Reader, wide
-from cutaway.inside.trace import LIMIT, Trace, trace
+from cutaway.inside.trace import LAST, LIMIT, Trace, trace
 from cutaway.nn.attention import Attention as AttentionModule
 from cutaway.nn.mask import build_mask
 
@@ -243,7 +243,7 @@ def attention(model: Reader, prompt: Any, *, head: Head | None = None, limit: in
 def all_heads(model: Reader, ids: list[int], limit: int) -> Attention:
     """Every pattern of a text, and what kind each head is."""
     config, n_tokens = model.network.config, len(ids)
-    (found,) = trace(model, [ids], keep="blocks.*.attn.pattern", limit=limit)
+    (found,) = trace(model, [ids], keep=["blocks.*.attn.pattern", LAST], limit=limit)
     patterns = np.empty((config.n_layers, config.n_heads, n_tokens, n_tokens), dtype=np.float32)
     for layer in range(config.n_layers):
         patterns[layer] = found[f"blocks.{layer}.attn.pattern"][0].float().cpu().numpy()
@@ -255,7 +255,7 @@ def all_heads(model: Reader, ids: list[int], limit: int) -> Attention:
 
 def one_head(model: Reader, ids: list[int], layer: int, head: int, limit: int) -> HeadAttention:
     """All stages of one head."""
-    (found,) = trace(model, [ids], keep=list(stages_of(model.network.config, layer, head).values()), limit=limit)
+    (found,) = trace(model, [ids], keep=[*stages_of(model.network.config, layer, head).values(), LAST], limit=limit)
     return seen(model, found, layer, head)
 
 

@@ -14,7 +14,7 @@ from cutaway.config import ModelConfig
 from cutaway.errors import InsideError
 from cutaway.figures import Bars, Cell, Figure, HeatMap, Numbers, Prose, Result, Table, Tokens, plain
 from cutaway.inside.labels import label, labels
-from cutaway.inside.names import names
+from cutaway.inside.names import AFTER, names
 from cutaway.inside.targets import Reader, Token, count_of, position_of, token_of
 from cutaway.inside.trace import LIMIT, Trace, trace
 from cutaway.network import Transformer
@@ -190,7 +190,7 @@ def contributions(
 def read(config: ModelConfig, position: int) -> list[str]:
     """What is read of a pass to tell the parts at a position, counted from the start, apart."""
     added = [name for name in ("embed", "pos_embed") if name in names(config)]
-    parts = [*added, "blocks.*.attn.z", "blocks.*.ff.out", f"blocks.{config.n_layers - 1}.resid_post", "final_norm"]
+    parts = [*added, "blocks.*.attn.z", "blocks.*.ff.out", f"blocks.{config.n_layers - 1}.resid_post", *AFTER]
     return [f"{name}[position {position}]" for name in parts]
 
 
@@ -203,14 +203,14 @@ def summed(
         InsideError: target and versus are the same.
     """
     network, config, here = model.network, model.network.config, f"[position {position}]"
-    chosen = int(found.logits[position].argmax()) if target is None else target
+    chosen = int(found.logits[0].argmax()) if target is None else target
     if chosen == versus:
         raise InsideError(f"target and versus are both {label(model.tokenizer, chosen)} ({chosen}): take another")
     direction = network.head.weight[chosen].double()
-    logit = float(found.logits[position, chosen].double())
+    logit = float(found.logits[0, chosen].double())
     if versus is not None:
         direction = direction - network.head.weight[versus].double()
-        logit -= float(found.logits[position, versus].double())
+        logit -= float(found.logits[0, versus].double())
     value = logit
     if config.logit_soft_cap is not None:
         value = float(found["final_norm" + here].flatten().double() @ direction)  # a cap does not add up

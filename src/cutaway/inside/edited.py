@@ -17,7 +17,7 @@ from cutaway.figures import Figure, Lines, Result, Series, Table, Tokens, plain
 from cutaway.inside.edits import Edit, KnockOut, Mean, Resample, Scale, Zero
 from cutaway.inside.labels import labels
 from cutaway.inside.targets import Reader
-from cutaway.inside.trace import LIMIT, trace
+from cutaway.inside.trace import LAST, LIMIT, trace
 
 NO_NUMBERS = "Probabilities. With the edits the pass ends in NaN: a number in it became too large, or none. Edit less."
 BY_WORD = {"zero": Zero, "mean": Mean, "resample": Resample, "knockout": KnockOut}
@@ -99,7 +99,7 @@ def edited(
         raise InsideError("no edits: give one, such as 'zero blocks.3.attn.z[head 5]'")
     if k < 1:
         raise InsideError(f"k = {k}: ask for one token at least")
-    keep = "blocks.*.resid_post[position -1]"
+    keep = ["blocks.*.resid_post[position -1]", LAST]
     (plain,) = trace(model, [prompt], keep=keep, limit=limit)
     (other,) = trace(model, [prompt], keep=keep, edits=wanted, limit=limit)
     before, after = (one.logits[-1].double().log_softmax(-1) for one in (plain, other))
@@ -114,11 +114,7 @@ def edited(
             for i in ids
         ),
         kl=_divergence(after, before),
-        moved=tuple(
-            float((other[name] - plain[name]).norm() / plain[name].norm())
-            for name in plain
-            if name.endswith("[position -1]")
-        ),
+        moved=tuple(float((other[name] - plain[name]).norm() / plain[name].norm()) for name in plain if name != LAST),
     )
 
 

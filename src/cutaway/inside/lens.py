@@ -18,7 +18,7 @@ from cutaway.inside.edits import Edit
 from cutaway.inside.labels import label, labels
 from cutaway.inside.names import AFTER, matching, names
 from cutaway.inside.targets import Counts, Reader, Token, count_of, position_of, token_of, wide
-from cutaway.inside.trace import LIMIT, trace
+from cutaway.inside.trace import LAST, LIMIT, trace
 from cutaway.network import Transformer
 
 AT_ONCE = 1 << 21  # logits held at a time: a stack of layers × positions × vocabulary would not fit
@@ -207,7 +207,7 @@ def lens(
     states = ["blocks.0.resid_pre", *(f"blocks.{i}.{part}" for i in range(config.n_layers) for part in parts)]
     first = 0 if last is None else max(0, len(ids) - count_of(last, sys.maxsize, "last"))
     keep = [f"{name}[position {first}:]" for name in states]
-    (found,) = trace(model, [ids], keep=keep, edits=edits, limit=limit)
+    (found,) = trace(model, [ids], keep=[*keep, LAST], edits=edits, limit=limit)
     refuse_behind(config, [edits] if isinstance(edits, Edit) else edits)
     if chosen is None:
         chosen = int(found.logits[-1].argmax())

@@ -13,7 +13,7 @@ from cutaway.figures import Bars, Figure, Prose, Result, Table, plain
 from cutaway.inside.labels import label, labels
 from cutaway.inside.names import WORDS, Target, matching, names
 from cutaway.inside.targets import Reader, count_of, position_of, token_of, wide
-from cutaway.inside.trace import trace
+from cutaway.inside.trace import LAST, trace
 
 By = Literal["cosine", "dot"]
 Space = Literal["embedding", "unembedding"]
@@ -177,7 +177,7 @@ def vector_of(model: Reader, ids: list[int], name: str, position: int) -> Tensor
         raise InsideError(f"{name}: give the position as position=, not in the brackets")
     picks = (*target.picks, ("position", ((position, position + 1),)))
     here = str(Target(name=target.name, axes=target.axes, picks=picks))
-    (found,) = trace(model, [ids], keep=here)
+    (found,) = trace(model, [ids], keep=[here, LAST])
     value = found[here]
     if value.numel() != config.d_model:
         raise InsideError(f"{name} holds {value.numel() // config.d_model} vectors: pick one, as in {name}[head 0]")

@@ -23,15 +23,20 @@ Of = Callable[[Tensor], Tensor] | tuple[int, int] | Literal["loss"]
 
 @torch.no_grad()
 def run_texts(network: Transformer, tap: TraceTap, rows: Sequence[Row], texts: Sequence[list[int]]) -> None:
-    """One pass over whole texts."""
-    forward(network, tap, rows, texts)
+    """One pass over whole texts, and the head for those positions that somebody wants to see behind it."""
+    x, n_new = residual(network, tap, rows, texts)
+    first = tap.first_behind(n_new)
+    tap.begin(rows, [first] * len(rows), [n - first for n in n_new])
+    network.unembed(x[:, first:], tap)
 
 
-def forward(network: Transformer, tap: TraceTap, rows: Sequence[Row], texts: Sequence[list[int]]) -> Tensor:
-    """The logits of a ragged batch [B T V]."""
+def residual(
+    network: Transformer, tap: TraceTap, rows: Sequence[Row], texts: Sequence[list[int]]
+) -> tuple[Tensor, list[int]]:
+    """The stream of a ragged batch after the last block [B T D], and how many positions each row has."""
     tokens, n_new = padded(texts, network.embed.weight.device)
     tap.begin(rows, [0] * len(rows), n_new)
-    return network.unembed(network.residual(tokens, n_new=n_new, tap=tap), tap)
+    return network.residual(tokens, n_new=n_new, tap=tap), n_new
 
 
 def run_backward(
@@ -39,7 +44,8 @@ def run_backward(
 ) -> list[Values]:
     """One pass, and the gradient of each text's number by every kept value of that text."""
     with torch.inference_mode(False), torch.enable_grad():
-        logits = forward(network, tap, rows, texts)
+        x, _ = residual(network, tap, rows, texts)
+        logits = network.unembed(x, tap)
         total = sum(
             (number_of(row[: len(text)], of, text) for row, text in zip(logits, texts, strict=True)),
             logits.new_zeros(()),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cutaway.errors import InsideError
 from cutaway.inside.edits import Edit, Site
-from cutaway.inside.names import Index, Target
+from cutaway.inside.names import AFTER, Index, Target
 from cutaway.inside.values import Entry, Values, put, select
 from cutaway.nn.tap import IDLE, Tap
 
@@ -101,7 +101,7 @@ class Row:
         return {target: entry for target, entry in joined.items() if all(map(len, entry.index))}
 
     def _joined(self, target: Target, pieces: Sequence[tuple[tuple[Index, ...], Tensor]]) -> Entry:
-        if len(pieces) == 1 and not self.first:
+        if len(pieces) == 1 and not (self.first and "T" in target.axes and "S" in target.axes):
             return Entry(target=target, index=pieces[0][0], held=pieces[0][1])
         indices, parts = [index for index, _ in pieces], [part for _, part in pieces]
         index = list(indices[-1])
@@ -144,6 +144,16 @@ class TraceTap(Tap):
         self.rows = list(rows)
         for row, first, n in zip(rows, firsts, n_new, strict=True):
             row.first, row.n_new = first, n
+
+    def first_behind(self, lengths: Sequence[int]) -> int:
+        """The first position of which a value behind the last block is wanted, in any text of these lengths."""
+        wanted = [target for name in AFTER for target in self.kept.get(name, ())]
+        reached = [
+            target.index(target.place, range(n), row.n_prompt)
+            for target in wanted
+            for row, n in zip(self.rows, lengths, strict=True)
+        ]
+        return min((index[0] for index in reached if index), default=0)
 
     def __call__(self, name: str, value: Tensor) -> Tensor:  # type: ignore[override]  # all values are tensors
         for edit, target in self.edits.get(name, ()):

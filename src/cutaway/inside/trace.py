@@ -13,13 +13,14 @@ from cutaway.errors import InsideError
 from cutaway.figures import plain
 from cutaway.generate.decoding import Generation, Piece
 from cutaway.inside.edits import Edit
-from cutaway.inside.names import Target, fitting, sizes
+from cutaway.inside.names import Target, fitting, parse, sizes
 from cutaway.inside.passes import Of, run_backward, run_generations
 from cutaway.inside.stages import follows, made
 from cutaway.inside.tap import Row, TraceTap
 from cutaway.inside.values import Values
 from cutaway.network import Transformer
 
+LAST = "logits[position -1]"  # where no other scores are read: the head runs for one position
 LIMIT = 2 * 2**30  # what the traces of one call may hold [B]
 
 
@@ -44,10 +45,9 @@ class Trace(Values):
     """
 
     def __init__(
-        self, values: Values, generation: Generation, *, keep: Sequence[str], grad: Values | None = None
+        self, values: Values, generation: Generation, n_read: int, *, keep: Sequence[str], grad: Values | None = None
     ) -> None:
         super().__init__(values.entries, values.n_prompt)
-        n_read = values["logits"].shape[1]
         self.tokens = generation.tokens[:n_read]
         self.new_tokens = generation.tokens[values.n_prompt :]
         self.keep = list(keep)
@@ -55,8 +55,15 @@ class Trace(Values):
 
     @property
     def logits(self) -> Tensor:
-        """The scores of each next token [T V]."""
-        return self["logits"][0]
+        """The scores of each next token [T V]; of the positions that `keep` names, where it names some of them.
+
+        Raises:
+            InsideError: it names them in several parts.
+        """
+        kept = self.parts_of("logits")
+        if len(kept) > 1:
+            raise InsideError(f"the logits were kept in {len(kept)} parts: read them by name, such as {kept[0].target}")
+        return kept[0].value[0]
 
     def to_dict(self, *, values: bool | Iterable[str] = False, digits: int = 4) -> dict[str, Any]:
         """Plain data: names and shapes; the numbers too of the names in `values`, or of all if it is True.
@@ -108,7 +115,7 @@ class Watch:
         keys = [str(target) for target in self.wanted]
         below = [None] * len(self.rows) if gradients is None else gradients
         return [
-            Trace(self.values(row), generation, keep=keys, grad=gradient)
+            Trace(self.values(row), generation, row.end, keep=keys, grad=gradient)
             for row, generation, gradient in zip(self.rows, generations, below, strict=True)
         ]
 
@@ -136,7 +143,9 @@ def watching(
     names = [keep] if isinstance(keep, str) else list(keep or ())
     if (wrong := next((name for name in names if not isinstance(name, str)), None)) is not None:
         raise InsideError(f"keep: {wrong!r:.40} is no name: write it like blocks.3.attn.pattern[head 5]")
-    wanted = [] if keep is None else fitting(config, [*names, "logits"], lengths)
+    if not any(parse(name)[0] == "logits" for name in names):
+        names = [*names, "logits"]
+    wanted = [] if keep is None else fitting(config, names, lengths)
     listed = [edits] if isinstance(edits, Edit | str) else list(edits)  # a string is refused as a whole
     for edit in listed:
         if not isinstance(edit, Edit):
@@ -174,7 +183,8 @@ def trace(
     """The inside of one pass over several texts, each as if it were alone.
 
     Args:
-        keep: names, with wildcards and brackets, or None; the logits are always kept. Blocks of which only names
+        keep: names, with wildcards and brackets, or None; the logits are always kept, of all positions unless some are
+            named: with `logits[position -1]` the head runs for the last one alone. Blocks of which only names
             outside the kernel are wanted keep the fast kernel, and then the logits are those of a plain pass, bit for
             bit.
         edits: what to change on the way, in this order.

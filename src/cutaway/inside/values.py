@@ -83,9 +83,9 @@ class Values(Mapping[str, Tensor]):
         Raises:
             InsideError: nothing is.
         """
-        if not self._of(name):
+        if not self.parts_of(name):
             raise _lacks(f"nothing of {name}")
-        return max(entry.index[axis][-1] + 1 for entry in self._of(name))
+        return max(entry.index[axis][-1] + 1 for entry in self.parts_of(name))
 
     def part(self, name: str, index: Sequence[Index]) -> Tensor:
         """The given heads, positions … of a value.
@@ -94,7 +94,7 @@ class Values(Mapping[str, Tensor]):
             InsideError: some of them were not kept.
         """
         missing = f"nothing of {name}"
-        for entry in self._of(name):
+        for entry in self.parts_of(name):
             absent = [sorted(set(wanted) - set(held)) for wanted, held in zip(index, entry.index, strict=True)]
             axis = next((i for i, gone in enumerate(absent) if gone), None)
             if axis is None:
@@ -102,7 +102,8 @@ class Values(Mapping[str, Tensor]):
             missing = f"no {word_for(entry.target.axes[axis])} {absent[axis][0]} of {name}"
         raise _lacks(missing)
 
-    def _of(self, name: str) -> list[Entry]:
+    def parts_of(self, name: str) -> list[Entry]:
+        """All that is held of a value: the whole, or some parts."""
         return [entry for entry in self._entries.values() if entry.target.name == name]
 
     def _described(self) -> str:

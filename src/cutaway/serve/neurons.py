@@ -12,7 +12,7 @@ from cutaway.errors import InsideError
 from cutaway.figures import Bars, Figure, Numbers, Prose, Result, plain
 from cutaway.inside.labels import labels
 from cutaway.inside.targets import position_of
-from cutaway.inside.trace import trace
+from cutaway.inside.trace import LAST, trace
 from cutaway.language_model import LanguageModel
 
 N_SHOWN = 16
@@ -66,6 +66,6 @@ def neurons(model: LanguageModel, ids: list[int], layer: int, position: int) -> 
         raise InsideError(f"layer = {layer}: the model has 0 to {model.config.n_layers - 1}")
     at = position_of(position, len(ids))
     name = f"blocks.{layer}.ff.post[position {at}]"
-    (found,) = trace(model, [ids], keep=name)
+    (found,) = trace(model, [ids], keep=[name, LAST])
     values = found[name].flatten().float().cpu().numpy()
     return Neurons(layer=layer, position=at, word=labels(model.tokenizer, ids)[at], values=values)

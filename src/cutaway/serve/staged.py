@@ -10,7 +10,7 @@ import torch
 from cutaway.figures import Cell, Figure, HeatMap, Numbers, Result, Table, plain
 from cutaway.inside.attention import HeadAttention, head_of, seen, stages_of
 from cutaway.inside.targets import position_of
-from cutaway.inside.trace import trace
+from cutaway.inside.trace import LAST, trace
 from cutaway.language_model import LanguageModel
 
 
@@ -128,6 +128,6 @@ def staged(model: LanguageModel, ids: list[int], head: str) -> Staged:
     stages = stages_of(model.config, layer, number)
     at, kv_head = f"blocks.{layer}.attn", number * model.config.n_kv_heads // model.config.n_heads
     more = [f"{at}.z[head {number}]", f"{at}.q[head {number}]", f"{at}.k[head {kv_head}]"]
-    (kept,) = trace(model, [ids], keep=[*stages.values(), *more])
+    (kept,) = trace(model, [ids], keep=[*stages.values(), *more, LAST])
     z, q, k = (kept[name][0, 0].float().cpu().numpy() for name in more)
     return Staged(found=seen(model, kept, layer, number), z=z, q=q, k=k)

@@ -1,0 +1,87 @@
+"""The page: how soon it is there, and how long each of its views takes to answer, for SmolLM2.
+
+A view that reads the text once is held against 1 s at 256 tokens; at 1,024, the longest that the page shows, its time
+says whether it can be used. Each is asked over loopback, figures and all.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from statistics import median
+
+import httpx
+import torch
+
+import cutaway
+from benchmarks import machine
+from benchmarks.serve import ours
+
+N_ROUNDS = 5
+LENGTHS = (256, 1024)
+NAMED = re.compile(r"""["'](?:/assets/|\./)([\w-]+\.(?:js|css|svg))["']""")
+VIEWS: dict[str, dict[str, object]] = {
+    "next": {},
+    "ask/look": {},
+    "ask/tower": {},
+    "ask/head": {"head": "3.5"},
+    "ask/neurons": {"layer": 12},
+    "ask/lens": {},
+    "ask/contributions": {},
+}
+
+
+def main() -> None:
+    """Print the seconds of each view, beside those of a plain pass."""
+    print(f"page: SmolLM2-135M in fp32, seconds to the answer of each view, median of {N_ROUNDS} rounds")
+    plain = passes()
+    with ours("smollm2", "--dtype", "float32") as server, httpx.Client(base_url=server.url, timeout=300) as client:
+        print(f"  the page itself and all it loads: {median(loads(client) for _ in range(N_ROUNDS)):.3f} s")
+        for length in LENGTHS:
+            prompt = list(range(1000, 1000 + length))
+            found = {name: seconds(client, name, body | {"prompt": prompt}) for name, body in VIEWS.items()}
+            said = "   ".join(f"{name.removeprefix('ask/')} {value:.2f}" for name, value in found.items())
+            print(f"  {length:5} tokens: {said}   (a plain pass {plain[length]:.2f})")
+    print()
+
+
+def passes() -> dict[int, float]:
+    """Seconds of a pass over texts of each length, logits of every position."""
+    network = cutaway.load("smollm2", dtype="float32").network
+
+    @torch.inference_mode()
+    def one(length: int) -> object:
+        return network(torch.arange(1000, 1000 + length)[None])
+
+    return {length: timed(lambda n=length: one(n)) for length in LENGTHS}  # type: ignore[misc]
+
+
+def timed(work: Callable[[], object]) -> float:
+    """The median after one call that is not counted [s]."""
+    work()
+    return median(machine.seconds(work) for _ in range(N_ROUNDS))
+
+
+def seconds(client: httpx.Client, name: str, body: dict[str, object]) -> float:
+    """Until the whole answer is there. The prompt's first token changes, so that no text is remembered."""
+    rounds = iter(range(2000, 3000))
+
+    def ask() -> None:
+        prompt = [next(rounds), *body["prompt"][1:]]  # type: ignore[index]
+        client.post(f"/page/api/{name}", json=body | {"prompt": prompt}).raise_for_status()
+
+    return timed(ask)
+
+
+def loads(client: httpx.Client) -> float:
+    """Seconds for the page, and for all that it and its scripts name [s]."""
+    start = time.perf_counter()
+    waiting, seen = ["/"], set[str]()
+    while waiting:
+        path = waiting.pop()
+        if path not in seen:
+            seen.add(path)
+            text = client.get(path).raise_for_status().text
+            waiting += [f"/assets/{name}" for name in NAMED.findall(text)]
+    return time.perf_counter() - start
