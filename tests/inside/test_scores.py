@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import InsideError
-from cutaway.inside.edits import Add
+from cutaway.inside.edits import Add, Mean, Resample
 from cutaway.language_model import LanguageModel
 from cutaway.network import Transformer
 from support.tiny import OURS, distance
@@ -68,6 +68,22 @@ def test_an_edit_behind_the_last_block_counts_where_it_is_seen(build: Build) -> 
     whole = model.trace(TEXTS[0], keep=(), edits=edits)
     part = model.trace(TEXTS[0], keep="logits[position -2:]", edits=edits)
     assert distance(part.logits, whole.logits[-2:]) <= 1e-5
+
+
+def test_an_edit_behind_may_read_or_span_all_positions(build: Build) -> None:
+    model = build("grouped")
+    n, d = len(TEXTS[0]), model.config.d_model
+    for edit in (Mean("final_norm"), Resample("final_norm"), Add("final_norm", torch.arange(n * d).view(n, d) / 100)):
+        whole = model.trace(TEXTS[0], keep=(), edits=edit)
+        part = model.trace(TEXTS[0], keep="logits[position -1]", edits=edit)
+        assert distance(part.logits, whole.logits[-1:]) <= 1e-5
+
+
+def test_a_generation_that_ends_before_what_is_named(build: Build) -> None:
+    (first, *_) = build("grouped").trace(TEXTS[1], keep=(), generate=1, temperature=0).new_tokens
+    trace = build("grouped", end=first).trace(TEXTS[1], keep="logits[position 8]", generate=6, temperature=0)
+    with pytest.raises(InsideError, match="no logits were kept: the text ended after 5 positions"):
+        _ = trace.logits
 
 
 def test_of_a_generation(build: Build) -> None:

@@ -146,7 +146,12 @@ class TraceTap(Tap):
             row.first, row.n_new = first, n
 
     def first_behind(self, lengths: Sequence[int]) -> int:
-        """The first position of which a value behind the last block is wanted, in any text of these lengths."""
+        """The first position of which a value behind the last block is wanted, in any text of these lengths.
+
+        Where one is edited, all are: a mean reads every position, and a [T D] vector spreads over every one.
+        """
+        if any(name in self.edits for name in AFTER):
+            return 0
         wanted = [target for name in AFTER for target in self.kept.get(name, ())]
         reached = [
             target.index(target.place, range(n), row.n_prompt)

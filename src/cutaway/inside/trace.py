@@ -17,7 +17,7 @@ from cutaway.inside.names import Target, fitting, parse, sizes
 from cutaway.inside.passes import Of, run_backward, run_generations
 from cutaway.inside.stages import follows, made
 from cutaway.inside.tap import Row, TraceTap
-from cutaway.inside.values import Values
+from cutaway.inside.values import NotKept, Values
 from cutaway.network import Transformer
 
 LAST = "logits[position -1]"  # where no other scores are read: the head runs for one position
@@ -58,9 +58,11 @@ class Trace(Values):
         """The scores of each next token [T V]; of the positions that `keep` names, where it names some of them.
 
         Raises:
-            InsideError: it names them in several parts.
+            InsideError: it names them in several parts, or such as a generation ended before.
         """
         kept = self.parts_of("logits")
+        if not kept:
+            raise NotKept(f"no logits were kept: the text ended after {len(self.tokens)} positions, before those named")
         if len(kept) > 1:
             raise InsideError(f"the logits were kept in {len(kept)} parts: read them by name, such as {kept[0].target}")
         return kept[0].value[0]
