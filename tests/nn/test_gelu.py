@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from cutaway.nn import few_rows, gelu
 from cutaway.nn.gelu import MANY, PIECE, gelu_tanh
@@ -79,14 +80,37 @@ def test_parts_of_a_larger_tensor(looped: list[int]) -> None:
     assert torch.allclose(whole.grad, expected, atol=2e-6)
 
 
-def test_the_gradients_own_gradient() -> None:
-    x = numbers(torch.float32)
+@pytest.mark.parametrize("step", [1, 2])  # 2: parts of a larger tensor, as a gate is
+def test_the_gradients_own_gradient(step: int, looped: list[int]) -> None:
+    x = numbers(torch.float32, 2 * MANY)
     for function in (gelu_tanh, torch_gelu):
-        (slope,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        (slope,) = torch.autograd.grad(function(x[::step]).sum(), x, create_graph=True)
         (bend,) = torch.autograd.grad(slope.square().sum(), x)
         if function is gelu_tanh:
             ours = bend
+    assert looped
     assert torch.allclose(ours, bend, atol=1e-5)
+
+
+def test_several_gradients_at_once(looped: list[int]) -> None:
+    x = numbers(torch.float32)
+    several = torch.stack([torch.ones_like(x), 2 * torch.ones_like(x)])
+    ours, theirs = (
+        torch.autograd.grad(function(x), x, several, is_grads_batched=True)[0] for function in (gelu_tanh, torch_gelu)
+    )
+    assert looped
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it loads its rules for this
+def test_a_derivative_forward() -> None:
+    x = numbers(torch.float32)
+    for function in (gelu_tanh, torch_gelu):
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+        if function is gelu_tanh:
+            ours = tangent
+    assert torch.equal(ours, tangent)
 
 
 def test_torch_does_what_is_not_for_loops(looped: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

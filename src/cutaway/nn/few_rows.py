@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 MAX_ROWS = 32  # beyond these torch's product, which computes more per byte, catches up
 DTYPES = (torch.float32, torch.bfloat16)
@@ -42,6 +43,7 @@ def computable(a: Tensor, b: Tensor) -> bool:
         and type(b) in PLAIN
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0  # a tangent beside each number
         and not _watched()
         and loops() is not None
     )
