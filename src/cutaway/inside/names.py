@@ -164,7 +164,7 @@ def fitting(config: ModelConfig, patterns: str | Iterable[str], texts: Iterable[
     return list(_fitting(config, several, tuple(dict.fromkeys(texts))))
 
 
-@functools.lru_cache(maxsize=256)  # hundreds of names, often the same for many texts
+@functools.lru_cache(maxsize=32)  # hundreds of names, often the same for many texts, and of a large model 0.4 MB
 def _fitting(config: ModelConfig, patterns: tuple[str, ...], texts: tuple[tuple[int, int], ...]) -> tuple[Target, ...]:
     known = names(config)
     lengths = [(sizes(config, 1, n, n), n_prompt) for n_prompt, n in texts]

@@ -117,7 +117,7 @@ def in_products(q: Heads, k: Keys, v: Keys, scale: float) -> Heads:
     n_groups = k.shape[1]
     q = q.reshape(n_rows * n_groups, -1, d_head)
     k, v = (x.reshape(n_rows * n_groups, n_queries, d_head) for x in (k, v))
-    hidden = q.new_full((n_queries, n_queries), -math.inf).triu_(1).repeat(n_heads // n_groups, 1)
+    hidden = q.new_full((n_queries, n_queries), -math.inf).triu(1).repeat(n_heads // n_groups, 1)
     pattern = torch.baddbmm(hidden, q, k.mT, alpha=scale).softmax(-1)
     return (pattern @ v).view(n_rows, n_heads, n_queries, d_head)
 

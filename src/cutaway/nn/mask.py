@@ -71,7 +71,8 @@ class Mask:
         self, scaled: Float[Tensor, "B H T S"], queries: slice, keys: slice, *, in_place: bool
     ) -> Float[Tensor, "B H T S"]:
         """The scores with −∞ where a query may not look."""
-        if in_place and self.is_triangle and queries.stop - queries.start == self.n_queries:
+        is_whole = self.is_triangle and queries.stop - queries.start == self.n_queries
+        if in_place and is_whole and not torch.compiler.is_compiling():  # which cannot follow what is made once
             return scaled.tril_().add_(self.above)  # the same, six times as fast
         visible = self.visible(queries, keys)
         if visible is None:
