@@ -186,9 +186,9 @@ def trace(
 
     Args:
         keep: names, with wildcards and brackets, or None; the logits are always kept, of all positions unless some are
-            named: with `logits[position -1]` the head runs for the last one alone. Blocks of which only names
-            outside the kernel are wanted keep the fast kernel, and then the logits are those of a plain pass, bit for
-            bit.
+            named: with `logits[position -1]` the head of a plain pass runs for the last one alone, within rounding the
+            same. Blocks of which only names outside the kernel are wanted keep the fast kernel, and then the logits
+            of all positions are those of a plain pass, bit for bit.
         edits: what to change on the way, in this order.
         generate: continue each text by this many tokens, and keep every step; `options` are those of
             `LanguageModel.stream`.
