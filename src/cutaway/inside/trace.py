@@ -188,7 +188,7 @@ def trace(
         keep: names, with wildcards and brackets, or None; the logits are always kept, of all positions unless some are
             named: with `logits[position -1]` the head of a plain pass runs for the last one alone, within rounding the
             same. Blocks of which only names outside the kernel are wanted keep the fast kernel, and then the logits
-            of all positions are those of a plain pass, bit for bit.
+            of all positions are those of a plain pass, bit for bit where no gradient is kept.
         edits: what to change on the way, in this order.
         generate: continue each text by this many tokens, and keep every step; `options` are those of
             `LanguageModel.stream`.
