@@ -54,6 +54,14 @@ def test_the_head_runs_from_the_first_position_that_is_wanted(build: Build, scor
     assert scored == [1, 6, 9, 9]
 
 
+def test_a_generation_runs_the_head_over_the_prompt_only_if_that_is_wanted(build: Build, scored: list[int]) -> None:
+    model = build("grouped")
+    model.trace(TEXTS[0], keep="logits[position -1:]", generate=2, temperature=0)
+    model.generate(TEXTS[0], max_tokens=2, temperature=0, edits=Add("blocks.0.ff.out", torch.tensor(1.0)))
+    model.trace(TEXTS[0], keep="logits[position 3]", generate=2, temperature=0)
+    assert scored == [1, 1, 1, 1, 9, 1, 1]
+
+
 def test_texts_of_several_lengths(build: Build) -> None:
     model = build("grouped")
     together = model.trace(TEXTS, keep="logits[position -1]")

@@ -146,7 +146,8 @@ def step(
     x = network.residual(tokens, cache, n_new, tap)
     if tokens.shape[1] > 1:
         tap.begin(rows, firsts, [n - 1 for n in n_new])
-        network.unembed(x, tap)
+        if tap.sees_behind():
+            network.unembed(x, tap)
         tap.begin(rows, [first + n - 1 for first, n in zip(firsts, n_new, strict=True)], [1] * len(rows))
         last = torch.tensor(n_new, device=x.device) - 1
         x = x[torch.arange(len(rows), device=x.device), last][:, None]

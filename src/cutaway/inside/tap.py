@@ -160,6 +160,15 @@ class TraceTap(Tap):
         ]
         return min((index[0] for index in reached if index), default=0)
 
+    def sees_behind(self) -> bool:
+        """Whether a value behind the last block is wanted at any position of this pass."""
+        wanted = [target for name in AFTER for target in self.kept.get(name, ())]
+        return any(
+            len(target.index(target.place, range(row.first, row.end), row.n_prompt))
+            for target in wanted
+            for row in self.rows
+        )
+
     def __call__(self, name: str, value: Tensor) -> Tensor:  # type: ignore[override]  # all values are tensors
         for edit, target in self.edits.get(name, ()):
             value = self.edited(edit, target, value)
