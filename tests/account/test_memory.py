@@ -85,9 +85,14 @@ class Everything(Tap):
         return "attn.scores" in names
 
 
-def kept_by_autograd(config: ModelConfig, n_ctx: int, n_windows: int, dtype: torch.dtype, tap: Tap) -> int:
+def kept_by_autograd(
+    config: ModelConfig, n_ctx: int, n_windows: int, dtype: torch.dtype, tap: Tap = IDLE, dropout: float = 0
+) -> int:
     """Bytes of all that is saved for the backward pass, but for weights."""
     network = Transformer(config)
+    if dropout:
+        for block in network.blocks:
+            block.drop = torch.nn.Dropout(dropout)
     weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -121,6 +126,17 @@ def test_activations_are_what_autograd_keeps(config: ModelConfig, n_ctx: int, dt
         found = kept_by_autograd(config, n_ctx, 2, dtype, tap)
         foreseen = memory.activations(config, n_ctx, 2, narrow=dtype.itemsize, kernel=name)
         assert foreseen + copies - normed == pytest.approx(found, rel=0.03), name
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_dropout_keeps_what_it_multiplied_by(config: ModelConfig, dtype: torch.dtype) -> None:
+    without, found = (kept_by_autograd(config, 96, 2, dtype, dropout=share) for share in (0, 0.1))
+    plain, dropped = (
+        memory.activations(config, 96, 2, narrow=dtype.itemsize, dropout=dropout) for dropout in (False, True)
+    )
+    assert dropped - plain == found - without
 
 
 def test_activations_grow_with_the_square_only_where_patterns_are_kept() -> None:

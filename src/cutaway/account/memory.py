@@ -118,13 +118,15 @@ def activations(
     narrow: int = FP32,
     wide: int = FP32,
     kernel: KernelName = "fused",
+    dropout: bool = False,
 ) -> int:
     """What autograd keeps of a forward pass over `n_windows` of `n_ctx` tokens for the backward one, the head's not.
 
     Wide numbers: what each norm reads (RMSNorm also keeps it normalised). Narrow ones: what each matrix reads, what
     the kernel reads and gives, and the feed-forward before and after the non-linearity (a gated one keeps gate and
-    value, and the gate's non-linearity too). The reference kernel also keeps every pattern, T×T, and so do the
-    products that a short text is learned in. A compiled network keeps less, because it computes some of it again.
+    value, and the gate's non-linearity too); a dropout keeps what it multiplied by. The reference kernel also keeps
+    every pattern, T×T, and so do the products that a short text is learned in. A compiled network keeps less, because
+    it computes some of it again.
     """
     wide = max(narrow, wide)
     w = _Widths.of(config)
@@ -135,6 +137,7 @@ def activations(
         block += n_tokens * wide * _norms_read(config, w, normed)
         block += n_tokens * narrow * (2 * w.d + (4 if config.feedforward.gated else 2) * w.f)
         block += n_tokens * _norms_of_heads(config, w, normed, narrow, wide)
+        block += n_tokens * narrow * 2 * w.d if dropout else 0
         rotates = isinstance(position, RotaryConfig)
         block += _kept_by_kernel(config, mask, rotates, n_ctx, n_windows, narrow, kernel)
     return block + wide * n_tokens * final_numbers(config) + tables(config, n_ctx)

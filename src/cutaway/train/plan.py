@@ -90,6 +90,7 @@ def make_plan(
     accumulate: int = 1,
     share: float = SHARE,
     n_made: int = 0,
+    dropout: bool = False,
 ) -> Plan:
     """Plan a run of `n_steps` steps of `batch_size` windows, over all processes and their `accumulate` parts.
 
@@ -106,7 +107,7 @@ def make_plan(
     needed = {
         **memory.held(config, optimizer, narrow=narrow, wide=bytes_per_weight, n_shards=n_shards),
         "activations": memory.activations(
-            config, n_ctx, n_windows, narrow=narrow, wide=bytes_per_weight, kernel=kernel
+            config, n_ctx, n_windows, narrow=narrow, wide=bytes_per_weight, kernel=kernel, dropout=dropout
         ),
         "logits": memory.loss_in_chunks(config, n_ctx * n_windows, CHUNK, wide=bytes_per_weight),
     }

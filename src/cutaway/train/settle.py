@@ -211,6 +211,7 @@ def foresee(config: TrainConfig, settled: Settled, prepared: Prepared, ranks: Ra
         dtype=settled.dtype,
         device=ranks.device,
         accumulate=config.accumulate,
+        dropout=config.dropout > 0,
     )
 
 
