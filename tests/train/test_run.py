@@ -65,6 +65,16 @@ def test_only_the_newest_and_the_best_checkpoints_stay(
     assert str(cutaway.load(tmp_path / "run").report.source).endswith("step-00000002")
 
 
+@pytest.mark.parametrize(("precision", "advice"), [("fp32", ""), ("bf16", ", or start another .* --precision fp32")])
+def test_the_advice_where_a_loss_is_no_number_can_be_followed(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, advice: str
+) -> None:
+    """A resumed run may have a lower rate, but no other precision; and one in fp32 has no better."""
+    monkeypatch.setattr("cutaway.train.loop.clip", lambda module, limit: math.nan)
+    with pytest.raises(TrainingError, match=rf"resume with a lower --lr than 0\.\d+{advice}$"):
+        train(text, out=tmp_path / "run", **TINY | {"precision": precision}, steps=1)
+
+
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_what_is_no_number_stops_before_the_step(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

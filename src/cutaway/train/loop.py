@@ -47,6 +47,7 @@ class Loop:
         self.ranks = ranks
         self.n_ctx = settled.n_ctx
         self.windows = Windows(len(prepared.train), settled.n_ctx, config.seed)
+        self.bf16 = settled.bf16
         self.autocast = settled.bf16 and not settled.sharded  # a sharded network has its own policy
 
     def run(self, position: Position, watcher: Watcher) -> str:
@@ -109,9 +110,10 @@ class Loop:
         mean = ranks.sum(float(total))[0] / n_targets
         norm = clip(self.module, config.clip)
         if not (math.isfinite(mean) and math.isfinite(norm)):
+            wider = ", or start another run with --precision fp32" if self.bf16 else ""  # no run changes its precision
             raise TrainingError(
                 f"step {number + 1}: the loss is {mean:g}, the gradient's norm {norm:g}; no weight was changed: "
-                f"resume with a lower --lr than {config.top_rate:g}, or with --precision fp32"
+                f"resume with a lower --lr than {config.top_rate:g}{wider}"
             )
         for optimizer in self.optimizers:
             optimizer.step()
