@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from torch import Tensor
@@ -32,7 +32,11 @@ def items_of(prompt: Any) -> list[Any]:
     Raises:
         TokenizerError: it is no list.
     """
+    problem = f"prompt = {short(prompt)}: give text, token ids, or a list of such prompts"
+    # They can be listed too, but as something else: a tokenizer's result as its keys, a set in no order, bytes as ids.
+    if isinstance(prompt, Mapping | Set | bytes | bytearray):
+        raise TokenizerError(problem)
     try:
         return list(prompt)
     except TypeError as error:  # a number, None
-        raise TokenizerError(f"prompt = {short(prompt)}: give text, token ids, or a list of such prompts") from error
+        raise TokenizerError(problem) from error
