@@ -331,6 +331,16 @@ def test_nan_logits_stop_with_the_step() -> None:
         model.generate(FIVE)
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_nan_in_a_query_stops_too(cache: bool) -> None:
+    """The fused kernel takes a short text's NaN for a masked score, and what comes out is finite."""
+    model = build()
+    with torch.no_grad():
+        model.network.blocks[0].attn.qkv.weight[0] = float("nan")
+    with pytest.raises(NumericsError, match="step 0"):
+        model.generate(FIVE, cache=cache)
+
+
 @pytest.mark.parametrize(
     "prompt",
     [FIVE, "3 14 15 9 26", torch.tensor(FIVE), tuple(FIVE), np.array(FIVE), [*torch.tensor(FIVE)], [*np.array(FIVE)]],

@@ -244,6 +244,19 @@ def test_only_short_texts_in_16_bits_keep_their_patterns() -> None:
         assert not learns_short(q)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("which", [0, 1], ids=["q", "k"])
+def test_nan_reaches_the_same_queries_in_both_kernels(which: int, bad: float) -> None:
+    """And no others: a text beside it in the batch is not touched."""
+    qkv = [x.repeat(2, 1, 1, 1) for x in random_qkv(5, 5)]
+    qkv[which][0, :, 2] = bad
+    with torch.no_grad():
+        fast, reference = (kernel(*qkv, causal(5, 0, 0), IDLE).isnan() for kernel in build_kernels(0.5, None))
+    assert torch.equal(fast, reference)
+    assert fast[0, :, 2].all()
+    assert not fast[1].any()
+
+
 @pytest.mark.parametrize("mask", [causal(7), causal(7, 0, 0), window(3, 7), causal(5, 2)], ids=str)
 def test_hiding_in_place_is_hiding(mask: Mask) -> None:
     """Whatever stands where a query may not look: NaN and infinity too."""

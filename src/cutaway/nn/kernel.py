@@ -91,6 +91,8 @@ class Fused:
     def __call__(self, q: Heads, k: Keys, v: Keys, mask: Mask, tap: Tap) -> Heads:
         if few_rows.attend_applies(q, k, v):
             return few_rows.attend(q, k, v, self.scale, mask.ranges)
+        if hides_nan(q, k):
+            return Chunked(self.scale, None)(q, k, v, mask, tap)
         return self.triangle(q, k, v) if mask.is_triangle else in_chunks(self.attend, q, k, v, mask)
 
     def triangle(self, q: Heads, k: Keys, v: Keys) -> Heads:
@@ -103,6 +105,16 @@ class Fused:
     def attend(self, q: Heads, k: Keys, v: Keys, mask: Mask, queries: slice, keys: slice, tap: Tap) -> Heads:
         visible = mask.visible(queries, keys)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale, enable_gqa=True)
+
+
+def hides_nan(q: Heads, k: Keys) -> bool:
+    """Whether there is a NaN or infinity that torch's fused kernel may lose: in a short text on the CPU it takes such
+    a score for a masked one. The head then gathers nothing, and the logits look sound.
+    """
+    if not q.is_cpu or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    both = q.sum(dtype=torch.float32) + k.sum(dtype=torch.float32)  # finite only if every term is
+    return not math.isfinite(both)
 
 
 def learns_short(q: Heads) -> bool:
