@@ -77,9 +77,8 @@ class Cache:
     def __init__(self, config: ModelConfig, n_rows: int, like: Tensor, n_slots: int = 0) -> None:
         """Buffers of the type and place of `like` with room for `n_slots` tokens a row."""
         self.lengths = [0] * n_rows
-        self.slots = torch.zeros(
-            n_rows, dtype=torch.int64, device="cpu"
-        )  # where each row's next token goes, for the loops
+        # Where each row's next token goes, for the loops.
+        self.slots = torch.zeros(n_rows, dtype=torch.int64, device="cpu")
         shape = (n_rows, config.n_kv_heads, n_slots, config.d_head)
         self.layers: list[KV] = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(config.n_layers)]
 
