@@ -51,6 +51,12 @@ def test_a_pipe_that_is_not_utf8_is_refused_with_its_first_bad_byte(cutaway: Com
     assert "byte 2 is 0xff" in cutaway.error("run", "-m", talker, stdin=b"ab\xff")
 
 
+def test_a_prompt_on_the_command_line_that_is_not_utf8_is_refused(cutaway: Commands, talker: Path) -> None:
+    """Python keeps such a byte as half of a surrogate pair; the tokenizer would read another text."""
+    for command in ("run", "look"):
+        assert "the prompt: character 2 is not UTF-8" in cutaway.error(command, "-m", talker, "ab\udcff")
+
+
 def test_an_empty_prompt_begins_with_the_begin_token_or_is_refused(
     cutaway: Commands, talker: Path, tmp_path: Path
 ) -> None:

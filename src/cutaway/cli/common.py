@@ -172,6 +172,19 @@ def as_text(line: bytes) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
+def as_given(text: str) -> str:
+    """A text as it was given on the command line.
+
+    Raises:
+        TokenizerError: bytes that are not UTF-8, which Python keeps as halves of surrogate pairs.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"the prompt: character {error.start} is not UTF-8: convert the text first") from error
+    return text
+
+
 def without_mark(text: str) -> str:
     """A text without the byte order mark that some editors and shells put at its start."""
     return text.removeprefix("\ufeff")

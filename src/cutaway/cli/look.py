@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cutaway.cli.common import model_name, open_model, print_json, read_stdin, reported, tell
+from cutaway.cli.common import as_given, model_name, open_model, print_json, read_stdin, reported, tell
 from cutaway.cli.options import Debug, Device, Json, Model
 
 if TYPE_CHECKING:
@@ -246,4 +246,4 @@ def _texts(prompts: Sequence[str] | None) -> list[str]:
     """The prompts, read from standard input where there are none."""
     if not prompts and sys.stdin.isatty():
         raise typer.BadParameter("give a text to look into, or `-` to type it on standard input")
-    return [read_stdin() if text == "-" else text for text in prompts or ["-"]]
+    return [read_stdin() if text == "-" else as_given(text) for text in prompts or ["-"]]

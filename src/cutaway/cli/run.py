@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cutaway.cli.answer import Answer
-from cutaway.cli.common import dtype_name, model_name, open_model, print_json, read_stdin, reported
+from cutaway.cli.common import as_given, dtype_name, model_name, open_model, print_json, read_stdin, reported
 from cutaway.cli.options import (
     Debug,
     Device,
@@ -89,4 +89,4 @@ def _text(prompt: str | None) -> str:
     """The prompt, read from standard input where it is to come from there."""
     if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("give a text to continue, or `-` to type it on standard input")
-    return read_stdin() if prompt in (None, "-") else prompt
+    return read_stdin() if prompt is None or prompt == "-" else as_given(prompt)
