@@ -66,6 +66,7 @@ def test_a_pickle_is_never_opened(llama: Path, name: str, tmp_path: Path) -> Non
     ],
 )
 def test_an_index_is_not_believed(llama: Path, table: object, words: str) -> None:
+    (llama / "model.safetensors").unlink()
     (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
     refused(llama, CheckpointError, words)
 
@@ -139,6 +140,7 @@ def test_names_are_checked_before_anything_is_built(llama: Path, monkeypatch: py
 
 
 def test_a_huge_index_is_not_read(llama: Path) -> None:
+    (llama / "model.safetensors").unlink()
     with (llama / "model.safetensors.index.json").open("wb") as file:
         file.truncate(2**40)
     refused(llama, DamagedFileError, "index.json", "bytes")

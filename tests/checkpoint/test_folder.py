@@ -16,7 +16,7 @@ from cutaway.checkpoint.fields import Fields
 from cutaway.checkpoint.folder import load_folder, save_folder
 from cutaway.checkpoint.weights import SafetensorsFolder
 from support.folders import TOKENS, edit_config, edit_tensors, logits
-from support.tiny import distance, reference_folder
+from support.tiny import distance, reference_folder, reference_model
 
 # --- the head: C1 -------------------------------------------------------------------------------------------
 
@@ -140,3 +140,14 @@ def test_the_type_is_that_of_most_bytes(llama: Path) -> None:
         sizes = {torch.float32: 2, torch.float16: 4}
         save_file({f"t{i}": torch.zeros(sizes[k], dtype=k) for i, k in enumerate(kinds)}, llama / "model.safetensors")
         assert SafetensorsFolder(llama).dtype == torch.float32
+
+
+def test_an_index_left_beside_the_whole_file_is_not_read(tmp_path: Path) -> None:
+    """transformers leaves it there where it saves over shards, and then reads the whole file too."""
+    folder = tmp_path / "model"
+    theirs = reference_model("llama")
+    theirs.save_pretrained(folder, max_shard_size="10KB")
+    theirs.save_pretrained(folder)
+    assert (folder / "model.safetensors.index.json").exists()
+    with torch.inference_mode():
+        assert distance(logits(folder), theirs(TOKENS).logits) <= 1e-5

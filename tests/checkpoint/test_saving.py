@@ -63,7 +63,7 @@ STALE = ["chat_template.jinja", "special_tokens_map.json", "added_tokens.json", 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
 def test_saving_over_another_model_leaves_nothing_of_it(tmp_path: Path, has_tokenizer: bool) -> None:
-    """Its shards, index, tokenizer and template would win the next time; a file of no known name stays."""
+    """Its shards and index would lie there for nothing, its tokenizer and template be read; other files stay."""
     folder = tmp_path / "model"
     old = language_model(tokenizer=bytes_tokenizer("old"), ends=[99])
     old.save(folder)

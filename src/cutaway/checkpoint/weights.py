@@ -110,12 +110,13 @@ class SafetensorsFolder:
 
 
 def _shards(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
+    # The whole file before an index, as transformers has it: where it saves over shards, it leaves their index behind.
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
     if index.is_file():
         return [_member(folder, name) for name in sorted(set(_weight_map(index).values()))]
     found = sorted(folder.glob("*.safetensors"))
-    if len(found) > 1 and (folder / "model.safetensors") in found:
-        return [folder / "model.safetensors"]
     if found:
         return found
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
