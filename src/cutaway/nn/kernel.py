@@ -93,6 +93,10 @@ class Fused:
             return few_rows.attend(q, k, v, self.scale, mask.ranges)
         if hides_nan(q, k):
             return Chunked(self.scale, None)(q, k, v, mask, tap)
+        return self.by_torch(q, k, v, mask)
+
+    def by_torch(self, q: Heads, k: Keys, v: Keys, mask: Mask) -> Heads:
+        """A whole text at once, anything else in chunks."""
         return self.triangle(q, k, v) if mask.is_triangle else in_chunks(self.attend, q, k, v, mask)
 
     def triangle(self, q: Heads, k: Keys, v: Keys) -> Heads:
