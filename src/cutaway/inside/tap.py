@@ -131,13 +131,21 @@ class TraceTap(Tap):
         self.rows: list[Row] = []
         self.graph: dict[str, Tensor] = {}
         self.product = 0  # where the current block's queries, keys and values were computed
-        self.scopes: dict[str, set[str]] = {}
+        self.scopes: dict[str, dict[str, str]] = {}  # of each block: its names, and what they are called outside
         for name in {*self.kept, *self.edits}:
-            self.scopes.setdefault(_scope_of(name), set()).add(name)
+            scope = _scope_of(name)
+            self.scopes.setdefault(scope, {})[name.removeprefix(f"{scope}.")] = name
+        wholes = {name for name, targets in self.kept.items() if any(not target.picks for target in targets)}
+        self.lending = {
+            f"{scope}.attn.{part}"
+            for scope in self.scopes
+            if wholes.issuperset(f"{scope}.attn.{part}" for part in ("q_raw", "k_raw", "v"))
+            for part in ("q_raw", "k_raw", "q", "k", "v")
+        }
 
     def inside(self, scope: str) -> Tap:
         names = self.scopes.get(scope)
-        return Scope(self, scope, names) if names else IDLE  # made anew: two that hold each other outlive their use
+        return Scope(self, names) if names else IDLE  # made anew: two that hold each other outlive their use
 
     def begin(self, rows: Sequence[Row], firsts: Sequence[int], n_new: Sequence[int]) -> None:
         """The next pass reads `n_new` tokens of each row, the first at these positions."""
@@ -218,29 +226,26 @@ class TraceTap(Tap):
 
         So it is for one text whose q and k are not normed; keys and values from a cache lie elsewhere.
         """
-        block, _, part = name.rpartition(".attn.")
-        if part not in ("q_raw", "k_raw", "q", "k", "v") or len(self.rows) > 1:
+        if name not in self.lending or len(self.rows) > 1:
             return False
-        if part == "q_raw":
+        if name.endswith("q_raw"):
             self.product = value.untyped_storage().data_ptr()
-        whole = all(any(not t.picks for t in self.kept.get(f"{block}.attn.{n}", ())) for n in ("q_raw", "k_raw", "v"))
-        return whole and value.untyped_storage().data_ptr() == self.product
+        return value.untyped_storage().data_ptr() == self.product
 
 
 class Scope(Tap):
     """The trace's tap inside one block."""
 
-    def __init__(self, tap: TraceTap, scope: str, names: set[str]) -> None:
+    def __init__(self, tap: TraceTap, names: dict[str, str]) -> None:
         self.tap = tap
-        self.scope = scope
         self.names = names
 
     def __call__(self, name: str, value: Tensor) -> Tensor:  # type: ignore[override]  # all values are tensors
-        full = f"{self.scope}.{name}"
-        return self.tap(full, value) if full in self.names else value
+        outside = self.names.get(name)
+        return value if outside is None else self.tap(outside, value)
 
     def wants(self, *names: str) -> bool:
-        return any(f"{self.scope}.{name}" in self.names for name in names)
+        return any(name in self.names for name in names)
 
 
 def compact(value: Tensor) -> Tensor:
