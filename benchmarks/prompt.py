@@ -37,7 +37,7 @@ def compare(ours: LanguageModel, theirs: PreTrainedModel, length: int) -> None:
     def run_theirs() -> None:
         theirs(torch.tensor([tokens]), use_cache=True, logits_to_keep=1)
 
-    peak = machine.peak_memory(run_ours)  # before anything longer has run, whose memory the process would keep
+    peak = machine.peak_memory(run_ours)
     fast, slow, _ = machine.pairs(run_ours, run_theirs, n=15 if length < 4096 else 5)
     print(
         f"  T = {length:5}   {length / median(fast):6.0f} tokens/s   ratio {machine.median_ratio(slow, fast):5.2f}   "

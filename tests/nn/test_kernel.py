@@ -268,12 +268,3 @@ def test_hiding_in_place_is_hiding(mask: Mask) -> None:
     wanted = mask.hide(scores, queries, keys, in_place=False)
     assert torch.equal(mask.hide(scores.clone(), queries, keys, in_place=True), wanted)
     assert not wanted.isnan().any()
-
-
-def test_a_compiled_pass_makes_nothing_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile cannot follow a cached property, and would cut its graph there."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    mask, scores = causal(7), torch.randn(1, 2, 7, 7, generator=torch.Generator().manual_seed(0))
-    wanted = mask.hide(scores, slice(0, 7), slice(0, 7), in_place=False)
-    assert torch.equal(mask.hide(scores, slice(0, 7), slice(0, 7), in_place=True), wanted)
-    assert "above" not in vars(mask)

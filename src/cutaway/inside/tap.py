@@ -130,6 +130,7 @@ class TraceTap(Tap):
         self.grad = grad
         self.rows: list[Row] = []
         self.graph: dict[str, Tensor] = {}
+        self.behind = [target for name in AFTER for target in self.kept.get(name, ())]  # the last block
         self.product = 0  # where the current block's queries, keys and values were computed
         self.scopes: dict[str, dict[str, str]] = {}  # of each block: its names, and what they are called outside
         for name in {*self.kept, *self.edits}:
@@ -160,20 +161,18 @@ class TraceTap(Tap):
         """
         if any(name in self.edits for name in AFTER):
             return 0
-        wanted = [target for name in AFTER for target in self.kept.get(name, ())]
         reached = [
             target.index(target.place, range(n), row.n_prompt)
-            for target in wanted
+            for target in self.behind
             for row, n in zip(self.rows, lengths, strict=True)
         ]
         return min((index[0] for index in reached if index), default=0)
 
     def sees_behind(self) -> bool:
         """Whether a value behind the last block is wanted at any position of this pass."""
-        wanted = [target for name in AFTER for target in self.kept.get(name, ())]
         return any(
             len(target.index(target.place, range(row.first, row.end), row.n_prompt))
-            for target in wanted
+            for target in self.behind
             for row in self.rows
         )
 

@@ -71,19 +71,14 @@ class Mask:
         self, scaled: Float[Tensor, "B H T S"], queries: slice, keys: slice, *, in_place: bool
     ) -> Float[Tensor, "B H T S"]:
         """The scores with −∞ where a query may not look."""
-        is_whole = self.is_triangle and queries.stop - queries.start == self.n_queries
-        if in_place and is_whole and not torch.compiler.is_compiling():  # which cannot follow what is made once
-            return scaled.tril_().add_(self.above)  # the same, six times as fast
+        n = self.n_queries
+        if in_place and self.is_triangle and queries.stop - queries.start == n:  # the same, five times as fast
+            return scaled.tril_().add_(scaled.new_full((n, n), -math.inf).triu(1))
         visible = self.visible(queries, keys)
         if visible is None:
             return scaled
         fill = scaled.masked_fill_ if in_place else scaled.masked_fill
         return fill(~visible, -math.inf)
-
-    @functools.cached_property
-    def above(self) -> Float[Tensor, "T T"]:
-        """−∞ above the diagonal, 0 elsewhere, for all layers once."""
-        return torch.full((self.n_queries, self.n_queries), -math.inf, device=self.device).triu_(1)
 
 
 def rule(q: Int[Tensor, "b T"], k: Int[Tensor, " S"], window: int | None) -> Bool[Tensor, "b T S"]:
