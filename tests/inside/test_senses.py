@@ -13,6 +13,7 @@ import torch
 from cutaway.checkpoint.sources import known_models
 from cutaway.errors import InsideError
 from cutaway.figures import Bars, HeatMap, Lines, Table
+from cutaway.inside.altered import altered
 from cutaway.inside.edits import Replace
 from cutaway.inside.senses import place_of, senses
 from cutaway.language_model import LanguageModel, load
@@ -153,6 +154,11 @@ def test_what_cannot_be_asked_is_said_in_one_line(
         senses(build("grouped"), word, sentences, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_mask_is_refused(build: Build) -> None:
+    with pytest.raises(InsideError, match="without a mask"):
+        senses(altered(build("grouped"), ["mask"]), WORD, [ONE, TWO])
 
 
 def test_a_word_that_is_other_tokens_elsewhere() -> None:

@@ -155,8 +155,9 @@ def test_linear(d_out: int, d_in: int, dtype: torch.dtype, threads: None) -> Non
     """Widths below, at and past whole vectors; heights below, at and past the rows read side by side."""
     weight, bias = random(d_out, d_in, dtype=dtype), random(d_out, dtype=dtype, seed=1)
     for n_rows in range(1, few_rows.MAX_ROWS + 1):
-        x = random(n_rows, d_in, dtype=dtype, seed=2)
+        x = random(n_rows, 1, d_in, dtype=dtype, seed=2)
         assert few_rows.linear_applies(x, weight, bias)
+        assert few_rows.linear_applies(x[:, 0], weight, bias) == (dtype is not BF16 or n_rows <= few_rows.MAX_PROMPT)
         assert_rounded_once(few_rows.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
 
 

@@ -13,12 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutaway.config import NoMaskConfig
 from cutaway.errors import InsideError
 from cutaway.figures import Bars, Figure, HeatMap, Lines, Numbers, Prose, Result, Series, Table, plain
-from cutaway.inside.edits import Replace
+from cutaway.generate.decoding import padded
+from cutaway.inside.edits import Edit, Replace
 from cutaway.inside.labels import labels
 from cutaway.inside.targets import Reader, count_of, wide
-from cutaway.inside.trace import LIMIT, Trace, trace
+from cutaway.inside.trace import LAST, LIMIT, watching
+from cutaway.inside.values import Values
+from cutaway.nn.cache import Cache
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.tokenizer import Tokenizer
 
@@ -200,20 +204,24 @@ def senses(
         groups: the sense of each sentence, such as ["river", "river", "money"]; None: each has its own.
         n: heads and feed-forwards that are taken away, of each so many; None takes 5, or half of a small model's.
         seed: of the draws of other parts.
-        limit: what the trace of a sentence may hold [B].
+        limit: what the look at the word may hold [B].
     Raises:
         InsideError: fewer than two sentences or senses, a sentence without the word, one where it is another token,
-            or two senses with the same words before it.
+            two senses with the same words before it, or a model without a causal mask.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
+    if any(isinstance(mask, NoMaskConfig) for mask in model.network.config.masks):
+        raise InsideError(
+            "senses: without a mask a word's vector knows what stands behind it; take a model that has one"
+        )
     found = sentences_of(model, word, sentences, groups)
     parts = parts_of(model)
     n_layers = model.network.config.n_layers
     n = count_of(max(1, min(5, n_layers // 2)) if n is None else n, n_layers, "n")
-    states = ["embed", *(f"blocks.{layer}.resid_post" for layer in range(n_layers))]
-    traces = [_look(model, one, [*states, *(at for _, at, _ in parts)], limit=limit) for one in found]
-    vectors = torch.stack([torch.stack([_vector(t, name, one) for name in states]) for t, one in _with(traces, found)])
-    added = torch.stack([torch.stack([_vector(t, at, one) for _, at, _ in parts]) for t, one in _with(traces, found)])
+    states = [f"blocks.{layer}.resid_post" for layer in range(n_layers)]
+    names = ["embed", *states, *(at for _, at, _ in parts)]
+    words = Words(model, [one.tokens[: one.position + 1] for one in found], limit)
+    vectors, added = words.values(names).split([1 + n_layers, len(parts)], dim=1)
     across = [(a, b) for a, b in itertools.combinations(range(len(found)), 2) if found[a].sense != found[b].sense]
     shares = shares_of(vectors[:, -1], added, across, found)
     order = sorted(range(len(parts)), key=lambda i: -shares[i])
@@ -222,12 +230,7 @@ def senses(
     mean = added.mean(0)
 
     def end_without(chosen: Iterable[int]) -> float:
-        ends = []
-        for one in found:
-            edits = [Replace(_bracket(parts[i][1], one), mean[i]) for i in chosen]
-            (edited,) = trace(model, [list(one.tokens)], keep=_bracket(states[-1], one), edits=edits, limit=limit)
-            ends.append(_vector(edited, states[-1], one))
-        alike = cosines(torch.stack(ends))
+        alike = cosines(words.ends([Replace(last(parts[i][1]), mean[i]) for i in chosen]))
         return float(np.mean([alike[pair] for pair in across]))
 
     drawn = draws([part[2] for part in parts], taken, random.Random(seed))
@@ -235,11 +238,50 @@ def senses(
         word=word if isinstance(word, str) else " ".join(labels(model.tokenizer, ids_of(word))),
         sentences=tuple(found),
         static_difference=float((vectors[:, 0] - vectors[:1, 0]).abs().max()),
-        similarity=np.stack([cosines(vectors[:, state]) for state in range(len(states))]),
+        similarity=np.stack([cosines(vectors[:, state]) for state in range(vectors.shape[1])]),
         parts=tuple(Part(*parts[i], share=float(shares[i]), taken=i in taken) for i in order),
         without=end_without(taken),
         controls=tuple(map(end_without, drawn)),
     )
+
+
+class Words:
+    """Texts up to the word, read once into a cache: a look at the word, or an edit there, then reads that token alone.
+
+    What is changed at the last position changes nothing before it, as no mask lets a token look ahead.
+    """
+
+    def __init__(self, model: Reader, texts: Sequence[Sequence[int]], limit: int) -> None:
+        self.network, self.limit = model.network, limit
+        self.generations = model.generations([list(text) for text in texts], max_tokens=0)
+        tokens, lengths = padded(texts, self.network.embed.weight.device)
+        self.cache = Cache(self.network.config, len(texts), self.network.embed.weight)
+        self.network.residual(tokens, self.cache, lengths)
+        self.last = tokens.gather(1, torch.tensor(lengths, device=tokens.device)[:, None] - 1)
+        self.back = [-1] * len(texts)
+
+    def values(self, names: Sequence[str]) -> Tensor:
+        """What these are at the word [text name D]."""
+        names = [last(name) for name in names]
+        _, kept = self._read(keep=[*names, LAST])
+        return torch.stack([torch.stack([wide(one[name].flatten()).double() for name in names]) for one in kept])
+
+    def ends(self, edits: Sequence[Edit]) -> Tensor:
+        """The word's vectors after the last block, with edits [text D]."""
+        x, _ = self._read(keep=None, edits=edits)
+        return wide(x).double()
+
+    def _read(self, **wanted: Any) -> tuple[Tensor, list[Values]]:
+        watch = watching(self.network, self.generations, limit=self.limit, **wanted)
+        self.cache.advance(self.back)
+        watch.tap.begin(watch.rows, self.cache.lengths, [1] * len(watch.rows))
+        x = self.network.residual(self.last, self.cache, tap=watch.tap)
+        return x[:, 0], [watch.values(row) for row in watch.rows]
+
+
+def last(name: str) -> str:
+    """The name at the last position."""
+    return f"{name[:-1]}, position -1]" if name.endswith("]") else f"{name}[position -1]"
 
 
 def parts_of(model: Reader) -> list[tuple[str, str, str]]:
@@ -354,22 +396,3 @@ def place_of(tokenizer: Tokenizer | IdTokenizer, word: Any, ids: Sequence[int], 
 def ids_of(word: Any) -> list[int]:
     """One id or several."""
     return [int(i) for i in word] if isinstance(word, Sequence | Tensor) and not isinstance(word, str) else [int(word)]
-
-
-def _look(model: Reader, sentence: Sentence, names: Sequence[str], *, limit: int) -> Trace:
-    (found,) = trace(model, [list(sentence.tokens)], keep=[_bracket(name, sentence) for name in names], limit=limit)
-    return found
-
-
-def _bracket(name: str, sentence: Sentence) -> str:
-    """The name at the word's position."""
-    picks = f"position {sentence.position}]"
-    return f"{name[:-1]}, {picks}" if name.endswith("]") else f"{name}[{picks}"
-
-
-def _vector(found: Trace, name: str, sentence: Sentence) -> Tensor:
-    return wide(found[_bracket(name, sentence)].flatten()).double()
-
-
-def _with(traces: Sequence[Trace], sentences: Sequence[Sentence]) -> Iterator[tuple[Trace, Sentence]]:
-    return zip(traces, sentences, strict=True)

@@ -45,3 +45,8 @@ def as_device(device: torch.device | str | None) -> torch.device:
     if found.type == "meta":
         raise ConfigError("device = 'meta' holds shapes and no numbers: use cpu or cuda")
     return torch.device(device)
+
+
+def multiplies_bf16() -> bool:
+    """Whether the CPU has instructions for products in bf16, with which torch's take half the time of those in fp32."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

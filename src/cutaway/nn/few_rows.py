@@ -19,7 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from cutaway.nn.devices import multiplies_bf16
+
 MAX_ROWS = 32  # beyond these torch's product, which computes more per byte, catches up
+MAX_PROMPT = 6 if multiplies_bf16() else MAX_ROWS  # the same for a text in bf16, where the processor multiplies that
 DTYPES = (torch.float32, torch.bfloat16)
 PLAIN = (Tensor, nn.Parameter)
 FEW = 1 << 16  # numbers up to which a norm, a sum … is worth more in one call than in several threads
@@ -56,9 +59,10 @@ def _watched() -> bool:
 
 
 def linear_applies(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Few rows, whose width is the weight's."""
+    """Few rows, whose width is the weight's; of a text fewer, but a batch of steps gives what each gives alone."""
+    is_text = x.dtype is torch.bfloat16 and x.dim() > 1 and x.shape[-2] > 1
     return (
-        0 < x.numel() <= MAX_ROWS * x.shape[-1]
+        0 < x.numel() <= (MAX_PROMPT if is_text else MAX_ROWS) * x.shape[-1]
         and readable(x, weight)
         and x.shape[-1] == weight.shape[1]
         and weight.is_contiguous()

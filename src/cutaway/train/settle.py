@@ -17,6 +17,7 @@ from cutaway.data.preparing import prepare
 from cutaway.data.shards import Prepared, is_prepared, open_prepared
 from cutaway.errors import DataError, TrainingError
 from cutaway.language_model import LanguageModel, load
+from cutaway.nn.devices import multiplies_bf16
 from cutaway.text.ids import IdTokenizer
 from cutaway.train.config import TrainConfig
 from cutaway.train.display import Display
@@ -220,7 +221,7 @@ def _bf16_pays(device: torch.device, d_model: int) -> bool:
         return torch.cuda.is_bf16_supported()
     if device.type != "cpu" or d_model < WIDE:
         return False
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return multiplies_bf16()
 
 
 def _has_compiler() -> bool:
