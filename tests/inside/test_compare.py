@@ -99,6 +99,22 @@ def test_every_number_is_what_it_says(model: LanguageModel) -> None:
     assert data["heads"][1][5] == pytest.approx(found.heads[1, 5], rel=1e-5)
 
 
+def test_what_two_passes_tell_comes_first(model: LanguageModel) -> None:
+    """The losses and heads of the first text, then the lens, layer by layer of each."""
+    other, told = changed(model, "blocks.1.attn.qkv.weight", 1.5), []
+    found = compare(model, other, [TEXT, SHORT], progress=lambda *said: told.append(said))
+    first = told[0][2]
+    assert first is not None
+    assert first.heads is not None
+    assert (first.lens_kl, first.weights) == (None, ())
+    assert first.loss == compare(model, other, TEXT).loss
+    assert [figure.kind for figure in first.figures()] == ["table", "heatmap"]
+    json.dumps(first.to_dict(), allow_nan=False)
+    assert [said[0] for said in told] == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert all(said[1] == 6 and said[2] is None for said in told[1:])
+    assert found.lens_kl is not None
+
+
 def test_divergence_is_symmetric_and_bounded_by_ln_2() -> None:
     p, q = torch.tensor([1.0, 0, 0]), torch.tensor([0, 0.5, 0.5])
     assert float(jensen_shannon(p, q)) == pytest.approx(math.log(2), abs=1e-6)

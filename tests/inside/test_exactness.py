@@ -10,6 +10,7 @@ import torch
 
 from cutaway.figures import Table
 from cutaway.inside import exact
+from cutaway.inside.exactness import Exactness
 from cutaway.language_model import LanguageModel
 from support.tiny import FAMILIES, OURS, distance, random_tokens
 
@@ -30,6 +31,14 @@ def test_every_promise_holds_for_every_family(name: str, build: Build) -> None:
     json.dumps(found.to_dict(), allow_nan=False)
     assert found.to_dict()["checks"][0]["holds"]
     assert found.heading == "Exactness on 1 tokens in float32: every promise holds"
+
+
+def test_what_holds_so_far_is_told(build: Build) -> None:
+    told: list[tuple[int, int, Exactness]] = []
+    found = exact(build("grouped"), TEXT, progress=lambda *said: told.append(said))
+    assert [said[:2] for said in told] == [(done, 7) for done in range(1, 8)]
+    assert told[2][2].heading == "Exactness on 24 tokens in float32: 3 of 7 promises checked, all hold"
+    assert told[-1][2] == found
 
 
 def test_a_pass_without_numbers_keeps_no_promise(build: Build) -> None:

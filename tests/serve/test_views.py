@@ -132,6 +132,29 @@ def test_an_experiment_is_two_runs(talker_model: LanguageModel) -> None:
         experiment(talker_model, ids)
 
 
+def test_an_experiment_tells_its_numbers_before_its_texts(talker_model: LanguageModel) -> None:
+    ids, told = talker_model.encode(TEXT), []
+    found = experiment(talker_model, ids, heads=[(0, 1)], n_new=3, progress=lambda *said: told.append(said))
+    assert [said[0] for said in told] == [0, 1, 2, 3, 3, 4, 5, 6] and all(said[1] == 6 for said in told)
+    first = told[0][2]
+    assert first.kl == found.kl and first.plain.text is first.changed.text is None
+    assert told[3][2].plain.text == found.plain.text and told[-1][2].changed.text == found.changed.text
+    n_prose = [sum(figure.kind == "prose" for figure in one.figures()) for one in (first, told[3][2], found)]
+    assert n_prose == [0, 1, 2]
+    assert experiment(talker_model, ids, heads=[(0, 1)], n_new=0).plain.text is None
+
+
+def test_what_is_found_so_far_is_an_answer_under_the_same_name(live: Live) -> None:
+    lines = lines_of(live, "experiment", prompt=TEXT, heads=["0.1"], n_new=2)
+    parts = [line["so_far"] for line in lines if "so_far" in line]
+    answer = lines[-1]["answer"]
+    assert len(parts) == 3 and {one["id"] for one in parts} == {answer["id"]}  # the numbers, then each text
+    assert [len(one["figures"]) for one in (*parts, answer)] == [3, 4, 4, 5]
+    assert live.get(f"{API}/answers/{answer['id']}/figures/4").status_code == 200
+    lines = lines_of(live, "exact", prompt=TEXT)
+    assert [len(line["so_far"]["figures"][0]["rows"]) for line in lines[:-1]] == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_an_experiment_takes_each_part_once_and_is_refused_before_its_first_pass(talker_model: LanguageModel) -> None:
     ids, told = talker_model.encode(TEXT), []
     once = experiment(talker_model, ids, heads=[(0, 1)], feed_forwards=[1], how="mean", n_new=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison(Result):
-    """What differs between two models; a field is None where the two have nothing in common to compare.
+    """What differs between two models; a field is None where there is nothing in common, or it is still to be compared.
 
     `heads` is the Jensen-Shannon divergence of the patterns, from 0 to ln 2, on average over the queries [nats].
     `lens_kl` and `kl` are Σ p_a · ln(p_a / p_b) on average over the positions [nats].
@@ -88,7 +88,7 @@ class Comparison(Result):
                     unit="nats",
                 )
             )
-        found += self._weights()
+        found += self._weights() if self.weights else []
         return [*found, Prose(title="Not compared", lines=self.notes)] if self.notes else found
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +126,15 @@ class Comparison(Result):
 
 
 @torch.no_grad()
-def compare(a: Reader, b: Reader, texts: Any, *, names: tuple[str, str] = ("a", "b"), limit: int = LIMIT) -> Comparison:
+def compare(
+    a: Reader,
+    b: Reader,
+    texts: Any,
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    limit: int = LIMIT,
+    progress: Callable[[int, int, Comparison | None], None] = lambda done, total, so_far: None,
+) -> Comparison:
     """What two models have in common and where they part, on one text or several.
 
     Tokens are compared where both read the texts as the same ids over vocabularies of one size, heads and layers where
@@ -136,6 +144,8 @@ def compare(a: Reader, b: Reader, texts: Any, *, names: tuple[str, str] = ("a", 
         texts: one prompt or a list; at least one of two tokens.
         names: what the two are called.
         limit: what the traces of one text may hold in each model [B].
+        progress: called with how many layers of how many are read by the lens, in all texts, and first with what is
+            found of the first text without the lens and the weights, which take longest.
     Raises:
         InsideError: no text in which anything is predicted; more bytes than the limit.
         ContextError, TokenizerError, GenerationError: as in `generate`.
@@ -147,30 +157,36 @@ def compare(a: Reader, b: Reader, texts: Any, *, names: tuple[str, str] = ("a", 
         raise InsideError("nothing to compare on: give a text of two tokens or more")
     notes = _differences(a, b, all(one == other for one, other in read))
     together, layers, heads = (not notes[name] for name in ("tokens", "layers", "heads"))
-    totals, sums = np.zeros(2), _Sums()
-    for one, other in read:
+    totals, sums, n_layers = np.zeros(2), _Sums(), a.network.config.n_layers
+
+    def found(n_texts: int, weights: tuple[Part, ...] = (), unmatched: str = "") -> Comparison:
+        n_tokens = [sum(len(pair[i]) - 1 for pair in read[:n_texts]) for i in (0, 1)]
+        n_bytes = [_n_bytes(m, [pair[i] for pair in read[:n_texts]]) for i, m in enumerate((a, b))]
+        last, lens = sums.mean("last"), sums.mean("lens")
+        return Comparison(
+            names=names,
+            n_tokens=(n_tokens[0], n_tokens[1]),
+            loss=(float(totals[0] / n_tokens[0]), float(totals[1] / n_tokens[1])),
+            bits_per_byte=(_bits(totals[0], n_bytes[0]), _bits(totals[1], n_bytes[1])),
+            weights=weights,
+            heads=sums.mean("heads"),
+            lens_winner=None if lens is None else lens[:, 0],
+            lens_kl=None if lens is None else lens[:, 1],
+            winner=None if last is None else float(last[0]),
+            kl=None if last is None else float(last[1]),
+            notes=tuple(note for note in (*notes.values(), unmatched) if note),
+        )
+
+    for i, (one, other) in enumerate(read):
         (left,), (right,) = (trace(m, [text], keep=KEEP, limit=limit) for m, text in ((a, one), (b, other)))
         totals += (_loss(left), _loss(right))
         if together:
-            sums.add(left, right, a.network, b.network, layers=layers, heads=heads)
-    n_tokens = [sum(len(pair[i]) - 1 for pair in read) for i in (0, 1)]
-    n_bytes = [_n_bytes(m, [pair[i] for pair in read]) for i, m in enumerate((a, b))]
-    weights, unmatched = _weights(a.network, b.network)
-    last = sums.mean("last") if together else None
-    lens = sums.mean("lens") if together and layers else None
-    return Comparison(
-        names=names,
-        n_tokens=(n_tokens[0], n_tokens[1]),
-        loss=(float(totals[0] / n_tokens[0]), float(totals[1] / n_tokens[1])),
-        bits_per_byte=(_bits(totals[0], n_bytes[0]), _bits(totals[1], n_bytes[1])),
-        weights=weights,
-        heads=sums.mean("heads") if together and layers and heads else None,
-        lens_winner=None if lens is None else lens[:, 0],
-        lens_kl=None if lens is None else lens[:, 1],
-        winner=None if last is None else float(last[0]),
-        kl=None if last is None else float(last[1]),
-        notes=tuple(note for note in (*notes.values(), unmatched) if note),
-    )
+            sums.add_pass(left, right, heads=layers and heads)
+        progress(i * n_layers, len(read) * n_layers, found(1) if i == 0 else None)
+        if together and layers:
+            for n_done in sums.add_lens(left, right, a.network, b.network):
+                progress(i * n_layers + n_done, len(read) * n_layers, None)
+    return found(len(read), *_weights(a.network, b.network))
 
 
 class _Sums:
@@ -180,20 +196,25 @@ class _Sums:
         self.total: dict[str, Tensor] = {}
         self.n: dict[str, int] = {}
 
-    def add(self, a: Trace, b: Trace, net_a: Transformer, net_b: Transformer, *, layers: bool, heads: bool) -> None:
-        n_tokens, n_layers = len(a.tokens), net_a.config.n_layers
-        self._take("last", apart(a.logits, b.logits), n_tokens)
-        if layers:
-            names = [f"blocks.{i}.resid_post" for i in range(n_layers)]
-            rows = [apart(net_a.unembed(a[name])[0], net_b.unembed(b[name])[0]) for name in names]
-            self._take("lens", torch.stack(rows), n_tokens)
-        if layers and heads:
-            names = [f"blocks.{i}.attn.pattern" for i in range(n_layers)]
-            rows = [jensen_shannon(a[name][0, :, 1:].cpu(), b[name][0, :, 1:].cpu()).sum(-1) for name in names]
-            self._take("heads", torch.stack(rows), n_tokens - 1)  # the first query can look only at itself
+    def add_pass(self, a: Trace, b: Trace, *, heads: bool) -> None:
+        """The next tokens, and the heads where there are as many."""
+        self._take("last", apart(a.logits, b.logits), len(a.tokens))
+        if heads:
+            pairs = [(a[name][0, :, 1:].cpu(), b[name][0, :, 1:].cpu()) for name in a if name.endswith("attn.pattern")]
+            rows = [jensen_shannon(p, q).sum(-1) for p, q in pairs]
+            self._take("heads", torch.stack(rows), len(a.tokens) - 1)  # the first query can look only at itself
 
-    def mean(self, name: str) -> Numbers:
-        return (self.total[name] / self.n[name]).numpy()
+    def add_lens(self, a: Trace, b: Trace, net_a: Transformer, net_b: Transformer) -> Iterator[int]:
+        """What the layers would say; after each, how many are done."""
+        rows = []
+        for name in [name for name in a if name.endswith("resid_post")]:
+            rows.append(apart(net_a.unembed(a[name])[0], net_b.unembed(b[name])[0]))
+            yield len(rows)
+        self._take("lens", torch.stack(rows), len(a.tokens))
+
+    def mean(self, name: str) -> Numbers | None:
+        """None of what was not compared."""
+        return (self.total[name] / self.n[name]).numpy() if name in self.total else None
 
     def _take(self, name: str, summed: Tensor, n: int) -> None:
         self.total[name] = self.total.get(name, 0) + summed.double()

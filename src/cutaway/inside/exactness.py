@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from cutaway.nn.tap import Tap
 
 # max|Δ| over max(1, max|expected|): the contract's in fp32, and in fp64 because softmax is in fp32 in every type
 LIMITS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+N_CHECKS = 7
 N_STEPS = 16  # single tokens read from the cache, after a prefix in one pass
 
 
@@ -48,8 +50,9 @@ class Exactness(Result):
 
     @property
     def heading(self) -> str:
-        n_broken = sum(not check.holds for check in self.checks)
-        said = f"{n_broken} of {len(self.checks)} promises broken" if n_broken else "every promise holds"
+        n, n_broken = len(self.checks), sum(not check.holds for check in self.checks)
+        held = "every promise holds" if n == N_CHECKS else f"{n} of {N_CHECKS} promises checked, all hold"
+        said = f"{n_broken} of {n} promises broken" if n_broken else held
         return f"Exactness on {len(self.tokens)} tokens in {self.dtype}: {said}"
 
     def figures(self) -> list[Figure]:
@@ -110,7 +113,13 @@ class Sums(Tap):
 
 
 @torch.no_grad()
-def exact(model: Model, prompt: Any, *, limit: int = LIMIT) -> Exactness:
+def exact(
+    model: Model,
+    prompt: Any,
+    *,
+    limit: int = LIMIT,
+    progress: Callable[[int, int, Exactness], None] = lambda done, total, so_far: None,
+) -> Exactness:
     """Check on a prompt what every look inside relies on.
 
     The parts are the embedding, the positions, every head, the output biases and every feed-forward; where a norm
@@ -118,26 +127,32 @@ def exact(model: Model, prompt: Any, *, limit: int = LIMIT) -> Exactness:
 
     Args:
         limit: what may be held for the patch with itself, as in `trace` [B].
+        progress: called with how many promises are checked, how many there are, and those so far.
     Raises:
         InsideError: it would be more.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
-    network, ids = model.network, model.ids(prompt)
+    ids, dtype = model.ids(prompt), model.network.embed.weight.dtype
+    found = Exactness(tokens=tuple(ids), dtype=str(dtype).removeprefix("torch."), checks=())
+    for name, error, most in checks(model, ids, LIMITS[dtype], limit):
+        found = replace(found, checks=(*found.checks, Check(name=name, error=error, limit=most)))
+        progress(len(found.checks), N_CHECKS, found)
+    return found
+
+
+def checks(model: Model, ids: list[int], near: float, limit: int) -> Iterator[tuple[str, float, float]]:
+    """Each promise as it is checked: what it is called, the largest error, and what that must not pass."""
+    network, sums = model.network, Sums(model.network)
     tokens = torch.tensor([ids], device=network.embed.weight.device)
-    plain, sums = network(tokens), Sums(network)
     looked = network(tokens, tap=sums)
-    dtype = network.embed.weight.dtype
-    near = LIMITS[dtype]
-    checks = (
-        Check(name="parts sum to the whole", error=distance(sums.parts, sums.last), limit=near),
-        Check(name="rows of every pattern sum to 1", error=float(sums.rows_error), limit=near),
-        Check(name="nothing above the diagonal", error=float(sums.upper), limit=0.0),
-        Check(name="lens of the last layer = logits", error=distance(network.unembed(sums.last), looked), limit=near),
-        Check(name="looked at = not looked at", error=distance(looked, plain), limit=near),
-        Check(name="patched with itself = untouched", error=self_patch(model, ids, limit), limit=0.0),
-        Check(name="cached = full", error=distance(cached(network, tokens), plain), limit=near),
-    )
-    return Exactness(tokens=tuple(ids), dtype=str(dtype).removeprefix("torch."), checks=checks)
+    yield "parts sum to the whole", distance(sums.parts, sums.last), near
+    yield "rows of every pattern sum to 1", float(sums.rows_error), near
+    yield "nothing above the diagonal", float(sums.upper), 0.0
+    yield "lens of the last layer = logits", distance(network.unembed(sums.last), looked), near
+    plain = network(tokens)
+    yield "looked at = not looked at", distance(looked, plain), near
+    yield "patched with itself = untouched", self_patch(model, ids, limit), 0.0
+    yield "cached = full", distance(cached(network, tokens), plain), near
 
 
 def distance(found: Tensor, expected: Tensor) -> float:

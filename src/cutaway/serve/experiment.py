@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +34,7 @@ class Run:
 
     next: Tensor
     losses: Numbers  # [nats], of each token given those before it
-    text: str
+    text: str | None = None  # None: nothing yet, or nothing was asked for
 
     @property
     def loss(self) -> float:
@@ -79,6 +79,7 @@ class Experiment(Result):
             Series(name=name, x=list(range(1, len(self.tokens))), y=[float(loss) for loss in run.losses])
             for name, run in (("as it is", a), ("changed", b))
         ]
+        texts = [("Written by the model as it is", a.text), ("Written with the change", b.text)]
         lines = [
             Lines(
                 title="How surprising each token of the prompt is",
@@ -88,8 +89,7 @@ class Experiment(Result):
             )
         ]
         return [
-            Prose(title="Written by the model as it is", lines=[a.text or "(nothing)"]),
-            Prose(title="Written with the change", lines=[b.text or "(nothing)"]),
+            *(Prose(title=title, lines=[text or "(nothing)"]) for title, text in texts if text is not None),
             Table(
                 title="The next token",
                 note="Probabilities.",
@@ -122,7 +122,7 @@ def experiment(
     how: str = "zero",
     without: Sequence[str] = (),
     n_new: int = 24,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int, Experiment], None] = lambda done, total, so_far: None,
 ) -> Experiment:
     """Both runs, greedily continued.
 
@@ -130,7 +130,8 @@ def experiment(
         heads, feed_forwards: what is switched off, each once.
         how: "zero", or "mean" (over the prompt's positions).
         without: of "mask", "scale", "positions".
-        progress: called with how many tokens are written, and how many there will be at most.
+        progress: called with how many tokens are written, how many there will be at most, and what is found so far:
+            the numbers of both first, as they take a pass each.
     Raises:
         InsideError: nothing is changed, or a part that there is not.
     """
@@ -145,15 +146,10 @@ def experiment(
     edits = [KINDS[how](f"blocks.{layer}.attn.z[head {head}]") for layer, head in heads]
     edits += [KINDS[how](f"blocks.{layer}.ff.out") for layer in feed_forwards]
     other = altered(model, without) if without else model
-
-    def told(done: int) -> None:
-        progress(done, 2 * n_new)
-
-    plain = _run(model, ids, [], n_new, told)
-    changed = _run(other, ids, edits, n_new, lambda done: told(n_new + done), cache="mask" not in without)
+    plain, changed = _read(model, ids, []), _read(other, ids, edits)
     best = torch.cat([run.next.topk(N_NEXT).indices for run in (plain, changed)]).unique().tolist()
     order = sorted(best, key=lambda i: -max(float(plain.next[i]), float(changed.next[i])))
-    return Experiment(
+    found = Experiment(
         tokens=tuple(ids),
         labels=tuple(labels(model.tokenizer, ids)),
         changes=tuple(_in_words(heads, feed_forwards, how, without)),
@@ -161,27 +157,31 @@ def experiment(
         changed=changed,
         candidates=tuple((i, label(model.tokenizer, i)) for i in order),
     )
+    options: dict[str, Any] = {"max_tokens": n_new, "temperature": 0}
+    for done, text in enumerate(_written(model, ids, **options)):
+        found = replace(found, plain=replace(plain, text=text))
+        progress(done, 2 * n_new, found)
+    for done, text in enumerate(_written(other, ids, edits=edits, cache="mask" not in without, **options), n_new):
+        found = replace(found, changed=replace(changed, text=text))
+        progress(done, 2 * n_new, found)
+    return found
 
 
-def _run(
-    model: LanguageModel,
-    ids: list[int],
-    edits: Sequence[Edit],
-    n_new: int,
-    told: Callable[[int], None],
-    *,
-    cache: bool = True,
-) -> Run:
+def _read(model: LanguageModel, ids: list[int], edits: Sequence[Edit]) -> Run:
+    """The prompt in one pass, nothing written yet."""
     (found,) = trace(model, [ids], keep=[], edits=edits)
-    told(0)
     scores = found.logits.double().log_softmax(-1)
     losses = -scores[:-1].gather(-1, torch.tensor(ids[1:], device=scores.device)[:, None])[:, 0]
-    pieces: list[str] = []
-    steps = model.run([ids], edits=edits, max_tokens=n_new, temperature=0, cache=cache) if n_new else iter(())
-    for done, (_, piece) in enumerate(steps, start=1):
-        pieces.append(piece.text)
-        told(done)
-    return Run(next=scores[-1].exp().cpu(), losses=losses.cpu().numpy(), text="".join(pieces))
+    return Run(next=scores[-1].exp().cpu(), losses=losses.cpu().numpy())
+
+
+def _written(model: LanguageModel, ids: list[int], **options: Any) -> Iterator[str | None]:
+    """The new text as it grows, at first None."""
+    text = None
+    yield text
+    for _, piece in model.run([ids], **options):
+        text = (text or "") + piece.text
+        yield text
 
 
 def _once(parts: Sequence[P]) -> list[P]:

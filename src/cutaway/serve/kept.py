@@ -17,12 +17,17 @@ N_KEPT = 48
 N_BYTES = 512 * 2**20
 
 
+def new_name() -> str:
+    """One that nobody can guess."""
+    return secrets.token_urlsafe(12)
+
+
 @dataclass(eq=False)
 class Answer:
-    """A result under a name that nobody can guess, and its figures, made once."""
+    """A result under a name, and its figures, made once."""
 
     result: Result
-    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    id: str = field(default_factory=new_name)
 
     @cached_property
     def figures(self) -> list[Figure]:

@@ -213,15 +213,21 @@ class EffectsQuestion(Question):
 class ExactQuestion(Question):
     """Whether what is shown here adds up."""
 
+    long = True
     prompt: OnePrompt
 
     def answer(self, asked: Asked) -> Result:
-        return exact(asked.model, asked.ids(self.prompt, MOST_SWEPT))
+        return exact(
+            asked.model,
+            asked.ids(self.prompt),
+            progress=lambda done, total, so_far: asked.tell(Said(done, total, "promises", so_far)),
+        )
 
 
 class CompareQuestion(Question):
     """Another model beside this one."""
 
+    long = True
     prompt: OnePrompt
     other: str = Field(max_length=LONG)
 
@@ -231,7 +237,13 @@ class CompareQuestion(Question):
             raise ServeError(f"other = {self.other[:40]!r}: the server was started with {known} to compare with")
         text = prompt_of(self.prompt)
         asked.ids(text)
-        return compare(asked.model, asked.others[self.other], text, names=(asked.name, self.other))
+        return compare(
+            asked.model,
+            asked.others[self.other],
+            text,
+            names=(asked.name, self.other),
+            progress=lambda done, total, so_far: asked.tell(Said(done, total, "layers", so_far)),
+        )
 
 
 class ExperimentQuestion(Question):
@@ -254,7 +266,9 @@ class ExperimentQuestion(Question):
             how=self.how,
             without=self.without,
             n_new=self.n_new,
-            progress=lambda done, total: asked.tell(Said(done, total, "tokens")),
+            progress=lambda done, total, so_far: asked.tell(
+                Said(done, total, "tokens", so_far if done in (0, self.n_new) else None)
+            ),
         )
 
 

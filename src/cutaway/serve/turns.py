@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cutaway.figures import Result
 from cutaway.serve.service import Service
 
 TURN = 0.15  # seconds that a question keeps the network, if it can stop by then
@@ -17,11 +18,15 @@ TURN = 0.15  # seconds that a question keeps the network, if it can stop by then
 
 @dataclass(frozen=True)
 class Said:
-    """How far a question is: so many parts of so many, 0 of 0 where that is not known, and what is being done."""
+    """How far a question is: so many parts of so many, 0 of 0 where that is not known, and what is being done.
+
+    `so_far` is an answer in itself, which the last one will take the place of.
+    """
 
     done: int
     total: int
     words: str
+    so_far: Result | None = None
 
 
 Tell = Callable[[Said], None]
@@ -70,6 +75,8 @@ class Turns:
                     if news.done():
                         yield news.result()
                     news.cancel()
+                while not self._news.empty():
+                    yield self._news.get_nowait()
                 await turn
         finally:
             self._left = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -25,11 +24,11 @@ from cutaway.account.hardware import HARDWARE
 from cutaway.claims.quiz import Mark, asked, questions, right_letter
 from cutaway.claims.run import CLAIMS
 from cutaway.errors import CutawayError, ServeError
-from cutaway.figures import Figure, HeatMap, HeatMaps, plain
+from cutaway.figures import Figure, HeatMap, HeatMaps, Result, plain
 from cutaway.language_model import LanguageModel
 from cutaway.presets import PRESETS
 from cutaway.serve.api import CLIENT_LEFT
-from cutaway.serve.kept import Answer, Kept
+from cutaway.serve.kept import Answer, Kept, new_name
 from cutaway.serve.questions import MOST, QUESTIONS, Asked, Question
 from cutaway.serve.reply import JsonRoute, Refusal, error_of
 from cutaway.serve.requests import Body, OnePrompt, prompt_of
@@ -150,9 +149,9 @@ async def ask(name: str, request: Request, service: Served, exhibits: Shown) -> 
         raise HTTPException(404) from Refusal(404, f"{name[:40]!r} is no question: one of {', '.join(QUESTIONS)}")
     body = _checked(kind, await request.json())
 
-    def answered(tell: Any) -> Answer:
+    def answered(tell: Any) -> Result:
         about = Asked(model=service.model, name=service.name, others=exhibits.others, run=exhibits.run, tell=tell)
-        return Answer(body.answer(about))
+        return body.answer(about)
 
     if body.long:
         return StreamingResponse(
@@ -160,22 +159,23 @@ async def ask(name: str, request: Request, service: Served, exhibits: Shown) -> 
             media_type="application/x-ndjson",
             headers=NO_STORE | {"X-Accel-Buffering": "no"},
         )
-    answer = await unless_left(request.receive, service.look(lambda: answered(lambda said: None)))
-    if answer is None:
+    found = await unless_left(request.receive, service.look(lambda: answered(lambda said: None)))
+    if found is None:
         return Response(status_code=CLIENT_LEFT)
-    return await _kept(exhibits, answer)
+    return await _kept(exhibits, Answer(found))
 
 
 async def _told(service: Service, exhibits: Exhibits, turns: Turns) -> AsyncIterator[bytes]:
-    """How far it is, line by line; then the answer, or the error."""
+    """How far it is, and what is found so far, line by line; then the answer under the same name, or the error."""
+    name = new_name()
     try:
         async for one in turns.run():
-            if isinstance(one, Said):
-                yield _line({"progress": dataclasses.asdict(one)})
-            else:
-                line = await asyncio.to_thread(_answer_line, one)
-                exhibits.kept.add(one)
-                yield line
+            said, found = (one, one.so_far) if isinstance(one, Said) else (None, one)
+            answer = None if found is None else Answer(found, name)
+            line = await asyncio.to_thread(_told_line, said, answer)
+            if answer is not None:
+                exhibits.kept.add(answer)
+            yield line
     except Exception as error:
         if not isinstance(error, CutawayError):
             log.exception("a question failed")
@@ -293,8 +293,12 @@ def _line(value: Any) -> bytes:
     return (_text(value) + "\n").encode()
 
 
-def _answer_line(answer: Answer) -> bytes:
-    return _line({"answer": _sent(answer)})
+def _told_line(said: Said | None, answer: Answer | None) -> bytes:
+    sent = None if answer is None else _sent(answer)
+    if said is None:
+        return _line({"answer": sent})
+    progress = {"done": said.done, "total": said.total, "words": said.words}
+    return _line({"progress": progress} | ({} if sent is None else {"so_far": sent}))
 
 
 def _text(value: Any) -> str:

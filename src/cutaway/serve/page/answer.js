@@ -20,7 +20,11 @@ export class Place {
     const controller = (this.controller = new AbortController());
     const timer = setTimeout(() => this.#working(quiet), quiet ? 1200 : 150);
     try {
-      const answer = await post(path, body, { signal: controller.signal, progress: (said) => this.#progress(said, timer) });
+      const progress = (said, soFar) => {
+        this.#progress(said, timer);
+        if (soFar) this.#showSoFar(soFar);
+      };
+      const answer = await post(path, body, { signal: controller.signal, progress });
       this.fail("");
       return answer;
     } catch (error) {
@@ -45,11 +49,17 @@ export class Place {
 
   /** Draws an answer's figures. */
   show(answer, { heading = true, level = 3, only = () => true } = {}) {
-    const article = make("article", { class: "answered" });
+    const article = make("article", { class: `answered ${this.name}` });
     if (heading) article.append(make("div", { class: "headline" }, make("h2", {}, answer.heading), this.saver(answer)));
     this.content.replaceChildren(article);
     answer.figures.forEach((figure, i) => only(i) && drawInto(article, answer, figure, i, level, (words) => this.fail(words)));
     return article;
+  }
+
+  /** Stands there until the whole answer does; what is asked now is no longer what is shown dimmed. */
+  #showSoFar(answer) {
+    this.show(answer).classList.replace("answered", "so-far");
+    this.content.classList.remove("stale");
   }
 
   saver(answer) {

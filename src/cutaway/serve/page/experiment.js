@@ -89,7 +89,7 @@ function mount(body, state, page) {
     const { heads, ff, without } = chosen();
     const { text, how, n_new } = fields.values();
     const answer = await place.ask("ask/experiment", { prompt: text, heads, feed_forwards: ff, how, without, n_new: numberOf(n_new) ?? 0 });
-    if (answer) place.show(answer).classList.add("experiment");
+    if (answer) place.show(answer);
   }
 
   build(state);

@@ -40,7 +40,7 @@ export async function get(path, options) {
   return (await request(path, options)).json();
 }
 
-/** Asks, and hands what is told on the way to `progress`. */
+/** Asks, and hands what is told on the way to `progress`: how far it is, and what is found so far. */
 export async function post(path, body, { signal, progress = () => {} } = {}) {
   const response = await request(path, { method: "POST", body: JSON.stringify(body), signal });
   if (!response.headers.get("Content-Type").startsWith("application/x-ndjson")) return response.json();
@@ -55,7 +55,7 @@ export async function post(path, body, { signal, progress = () => {} } = {}) {
       const one = JSON.parse(line);
       if (one.error) throw new Failure(one.error.message);
       if (one.answer) return one.answer;
-      progress(one.progress);
+      progress(one.progress, one.so_far);
     }
     if (done) throw new Failure("the answer broke off: is the server still running?");
   }
