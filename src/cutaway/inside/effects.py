@@ -12,12 +12,14 @@ from torch import Tensor
 
 from cutaway.errors import InsideError
 from cutaway.figures import Cell, Figure, HeatMap, HeatMaps, Numbers, Prose, Result, Table, Tokens, plain
+from cutaway.inside.estimate import estimated
 from cutaway.inside.labels import labels
 from cutaway.inside.metrics import Metric, measure_of
 from cutaway.inside.names import shape_of
 from cutaway.inside.sweep import Cut, Where, sweep
 from cutaway.inside.targets import Reader, Token, count_of, position_of
-from cutaway.inside.trace import LIMIT, Trace, trace
+from cutaway.inside.trace import LIMIT, headless
+from cutaway.inside.values import Values
 
 What = Literal["heads", "attn", "ff", "resid"]
 How = Literal["zero", "mean", "patch"]
@@ -39,11 +41,16 @@ NOTES: dict[How, str] = {
     "patch": "The prompt is the corrupt run and the source the clean one: a part is taken over from the clean run into "
     "the corrupt one. Recovered 0 is the number of the prompt alone, 1 that of the source.",
 }
+STRAIGHT = (
+    "Estimated from one pass and its gradient, as if every change went on in a straight line from the pass as it is. "
+    "That is near for small changes, and wrong where softmax, norms or gates bend on the way: often in the first "
+    "layers, and for attention to a first token that serves as a sink. Check what matters without the estimate."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Effects(Result):
-    """A number of the pass with each part replaced, one at a time.
+    """A number of the pass with each part replaced, one at a time: each run, or all `estimated` from the gradient.
 
     `baseline` is the number of the prompt as it is, which is the corrupt run of a patching; `source_value` that of the
     source, the clean one. `values` are [layer, head, column], with one head where parts are no heads; a column is one
@@ -56,6 +63,7 @@ class Effects(Result):
     source_labels: tuple[str, ...] | None
     what: What
     how: How
+    estimated: bool
     metric: str
     unit: str
     positions: tuple[tuple[int, ...], ...]
@@ -67,7 +75,8 @@ class Effects(Result):
     @property
     def heading(self) -> str:
         part = "the stream into each layer" if self.what == "resid" else f"each {CALLED[self.what]}"
-        return f"Effects on the {self.metric}: {part} {DONE[self.how]}, one at a time"
+        estimated = ", estimated" * self.estimated
+        return f"Effects on the {self.metric}{estimated}: {part} {DONE[self.how]}, one at a time"
 
     @property
     def changes(self) -> Numbers:
@@ -95,7 +104,7 @@ class Effects(Result):
             self._baselines(),
             self._map(),
             self._table(),
-            Prose(title="How to read it", lines=[NOTES[self.how], *self._limits()]),
+            Prose(title="How to read it", lines=[*[STRAIGHT] * self.estimated, NOTES[self.how], *self._limits()]),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,6 +182,7 @@ def effects(
     versus: Token | None = None,
     position: int = -1,
     positions: Positions | None = None,
+    estimate: bool = False,
     limit: int = LIMIT,
     batch: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -190,11 +200,13 @@ def effects(
         position: where the metric reads.
         positions: "all" at once, "each" by itself, or a list of some by themselves, a list within it being several at
             once; None takes all for heads and each for the others.
-        limit: what the traces may hold, each [B].
+        estimate: take every replacement's change to first order, gradient · (new − old), from one pass forward and one
+            back, instead of running it. A function of your own must then give a tensor that depends on the logits.
+        limit: what the traces may hold, each, gradients included [B].
         batch: passes at once.
-        progress: called with how many passes are done, and how many there are.
+        progress: called with how many passes are done, and how many there are; not where it is estimated.
     Raises:
-        InsideError: an option out of its range, texts of different lengths, or more bytes than the limit.
+        InsideError: an option out of its range or without use, texts of different lengths, more bytes than the limit.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
     how = how or ("zero" if source is None else "patch")
@@ -204,27 +216,31 @@ def effects(
     network, config, ids = model.network, model.network.config, model.ids(prompt)
     clean_ids = source_of(model, source, how, len(ids))
     at = position_of(position, len(ids))
+    if estimate:
+        check_estimate(metric, source, batch)
     sets = sets_of(("all" if what == "heads" else "each") if positions is None else positions, len(ids))
     batch = None if batch is None else count_of(batch, 10**6, "batch")
     layers = range(config.n_layers)
-    value, final = VALUES[what], f"blocks.{config.n_layers - 1}.resid_post"
+    value = VALUES[what]
+    names = [f"blocks.{layer}.{value}" for layer in layers]
     before = [f"blocks.{layer}.resid_pre" for layer in layers]
-    (base,) = trace(model, [ids], keep=[*before, final, *[f"blocks.*.{value}"] * (how == "mean")], limit=limit)
-    clean: Trace | None = None
-    if clean_ids is not None:
-        (clean,) = trace(model, [clean_ids], keep=[f"blocks.*.{value}", final], limit=limit)
+    keep = names if estimate else [*before, *names * (how == "mean")]
+    base = headless(model, ids, keep=keep, grad=estimate, limit=limit)
+    clean = None if clean_ids is None else headless(model, clean_ids, keep=names, limit=limit)
     words, from_run = labels(model.tokenizer, ids), clean or base
-    place, reference = f"{words[at]} ({at})", from_run.logits[at]
+    place, reference = f"{words[at]} ({at})", network.unembed(from_run.x[:, at, None])[0, 0]
     measure = measure_of(model, metric, target=target, versus=versus, position=at, place=place, reference=reference)
     n_heads = config.n_heads if what == "heads" else 1
     shape = shape_of(config, f"blocks.0.{value}", 1, len(ids), len(ids))[1:]
-    parts: list[Where] = [(head, one) if what == "heads" else (one,) for head in range(n_heads) for one in sets]
-    cuts = [
-        Cut(layer=layer, name=value, new=replacement(how, from_run, f"blocks.{layer}.{value}", shape), parts=parts)
-        for layer in layers
-    ]
-    tokens = torch.tensor([ids], device=network.embed.weight.device)
-    found = sweep(network, tokens, [base[name] for name in before], cuts, measure, batch=batch, progress=progress)
+    new = [replacement(how, from_run.kept, name, from_run.x.new_zeros(()).expand(shape)) for name in names]
+    if estimate:
+        found = estimated(network, base, measure, dict(zip(names, new, strict=True)), sets)
+    else:
+        parts: list[Where] = [(head, one) if what == "heads" else (one,) for head in range(n_heads) for one in sets]
+        cuts = [Cut(layer=layer, name=value, new=new[layer], parts=parts) for layer in layers]
+        tokens = torch.tensor([ids], device=network.embed.weight.device)
+        entering = [base.kept[name] for name in before]
+        found = sweep(network, tokens, entering, cuts, measure, batch=batch, progress=progress)
     return Effects(
         tokens=tuple(ids),
         labels=tuple(words),
@@ -232,12 +248,13 @@ def effects(
         source_labels=None if clean_ids is None else tuple(labels(model.tokenizer, clean_ids)),
         what=what,
         how=how,
+        estimated=bool(estimate),
         metric=measure.name,
         unit=measure.unit,
         positions=tuple(map(tuple, sets)),
         columns=tuple(called(one, words) for one in sets),
-        baseline=float(measure(network, measure.reads(base[final]))),
-        source_value=None if clean is None else float(measure(network, measure.reads(clean[final]))),
+        baseline=float(measure(network, measure.reads(base.x))),
+        source_value=None if clean is None else float(measure(network, measure.reads(clean.x))),
         values=found.reshape(len(layers), n_heads, len(sets)).numpy(),
     )
 
@@ -261,6 +278,21 @@ def source_of(model: Reader, source: Any, how: How, n_tokens: int) -> list[int] 
             "has its own; change a word"
         )
     return ids
+
+
+def check_estimate(metric: Any, source: Any, batch: Any) -> None:
+    """Refuse what an estimate has no use for.
+
+    Raises:
+        InsideError: a batch; a metric that is flat at the prompt.
+    """
+    if batch is not None:
+        raise InsideError(f"batch = {batch!r:.40}: an estimate is one pass and has no use for it; leave it out")
+    if metric == "kl" and source is None:
+        raise InsideError(
+            "metric = 'kl' with estimate: from the prompt's own distribution it is 0 and flat, every estimate would be "
+            "0; give a source, or take logprob"
+        )
 
 
 def sets_of(positions: Any, n_tokens: int) -> list[list[int]]:
@@ -294,8 +326,8 @@ def called(positions: Sequence[int], words: Sequence[str]) -> str:
     return f"{first} to {last}" if last - first == len(positions) - 1 else ", ".join(map(str, positions))
 
 
-def replacement(how: How, kept: Trace, name: str, shape: Sequence[int]) -> Tensor:
-    """What a value is replaced by, in the shape that it has in one text."""
+def replacement(how: How, kept: Values, name: str, zeros: Tensor) -> Tensor:
+    """What a value is replaced by, in the shape that it has in one text, which is that of `zeros`."""
     if how == "zero":
-        return kept.logits.new_zeros(()).expand(shape)
-    return kept[name][0] if how == "patch" else kept[name][0].mean(-2, keepdim=True).expand(shape)
+        return zeros
+    return kept[name][0] if how == "patch" else kept[name][0].mean(-2, keepdim=True).expand_as(zeros)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cutaway.errors import InsideError
 from cutaway.inside.labels import label
+from cutaway.inside.passes import differentiable
 from cutaway.inside.targets import Reader, Token, token_of, wide
 from cutaway.network import Transformer
 
@@ -46,6 +47,20 @@ class Measure:
         if self.position is not None:
             return self.of(wide(network.unembed(x)[:, 0])).double().cpu()
         return torch.tensor([self._number(network.unembed(row[None])[0]) for row in x], dtype=torch.float64)
+
+    def differentiable(self, network: Transformer, x: Tensor) -> Tensor:
+        """The number of one text's stream [1 T D] with its graph.
+
+        Raises:
+            InsideError: the user's metric gives none.
+        """
+        if self.position is not None:
+            return self(network, self.reads(x))[0]
+        logits, role = network.unembed(x)[0], f"metric {self.name}: for an estimate it"
+        try:
+            return differentiable(self.of(logits), role)
+        except RuntimeError as error:  # numpy's, of a tensor with a graph
+            raise InsideError(f"metric {self.name}, with a gradient: {str(error).splitlines()[0]}") from error
 
     def _number(self, logits: Tensor) -> float:
         found = self.of(logits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -50,11 +50,16 @@ def run_backward(
             (number_of(row[: len(text)], of, text) for row, text in zip(logits, texts, strict=True)),
             logits.new_zeros(()),
         )
-        points = list(tap.graph.items())
-        gradients = torch.autograd.grad(total, [value for _, value in points], allow_unused=True)
+        return gradients(tap, rows, total)
+
+
+def gradients(tap: TraceTap, rows: Sequence[Row], total: Tensor) -> list[Values]:
+    """The gradient of a number by every value that was kept of each text; the graph is let go."""
+    points = list(tap.graph.items())
+    found = torch.autograd.grad(total, [value for _, value in points], allow_unused=True)
     below = [Row(n_prompt=row.n_prompt) for row in rows]
-    tap.begin(below, [0] * len(rows), [len(text) for text in texts])
-    for (name, value), gradient in zip(points, gradients, strict=True):
+    tap.begin(below, [0] * len(rows), [row.n_prompt for row in rows])
+    for (name, value), gradient in zip(points, found, strict=True):
         tap.keep(name, torch.zeros_like(value) if gradient is None else gradient)
     tap.graph.clear()
     return [row.values() for row in below]
@@ -69,12 +74,7 @@ def number_of(logits: Tensor, of: Of | None, text: list[int]) -> Tensor:
     if of is None:
         return logits[-1].max()
     if callable(of):
-        number = of(logits)
-        if not (isinstance(number, Tensor) and number.numel() == 1 and number.requires_grad):
-            raise InsideError(
-                "of must turn the logits [T V] into one number that depends on them, such as logits[-1, 7]"
-            )
-        return number.reshape(())
+        return differentiable(of(logits), "of")
     if isinstance(of, str):
         return loss_of(logits, of, text)
     try:
@@ -88,6 +88,19 @@ def number_of(logits: Tensor, of: Of | None, text: list[int]) -> Tensor:
             f"the token from 0 to {d_vocab - 1}"
         )
     return logits[position, token]
+
+
+def differentiable(number: Any, role: str) -> Tensor:
+    """What a function of the logits gave, as a number with a graph; `role` is what the function is called.
+
+    Raises:
+        InsideError: it is not one number, or has no graph.
+    """
+    if not (isinstance(number, Tensor) and number.numel() == 1 and number.requires_grad):
+        raise InsideError(
+            f"{role} must turn the logits [T V] into one number that depends on them, such as logits[-1, 7]"
+        )
+    return number.reshape(())
 
 
 def loss_of(logits: Tensor, of: str, text: list[int]) -> Tensor:

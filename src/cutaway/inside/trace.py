@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from cutaway.config import ModelConfig
@@ -14,7 +15,7 @@ from cutaway.figures import plain
 from cutaway.generate.decoding import Generation, Piece
 from cutaway.inside.edits import Edit
 from cutaway.inside.names import Target, fitting, parse, sizes
-from cutaway.inside.passes import Of, run_backward, run_generations
+from cutaway.inside.passes import Of, gradients, residual, run_backward, run_generations
 from cutaway.inside.stages import follows, made
 from cutaway.inside.tap import Row, TraceTap
 from cutaway.inside.values import NotKept, Values
@@ -214,6 +215,32 @@ def trace(
     for _ in watch.decode(generations, use_cache=options.get("cache", True)):
         pass
     return watch.traces(generations)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Headless:
+    """One text read up to the head: what was kept, and the residual stream after the last block [1 T D]."""
+
+    watch: Watch
+    kept: Values
+    x: Tensor
+
+    def gradient(self, number: Tensor) -> Values:
+        """Of a number that was made of `x`, by every kept value; once, where the text was read for gradients."""
+        (gradient,) = gradients(self.watch.tap, self.watch.rows, number)
+        return gradient
+
+
+def headless(model: Model, ids: list[int], *, keep: Sequence[str], grad: bool = False, limit: int = LIMIT) -> Headless:
+    """Read a text up to the head, for those who need the scores of few positions; `grad` leaves a graph behind.
+
+    Raises:
+        InsideError: a name that does not fit; more bytes than the limit, gradients included.
+    """
+    watch = watching(model.network, model.generations([ids], max_tokens=0), keep=[*keep, LAST], grad=grad, limit=limit)
+    with torch.inference_mode(False), torch.set_grad_enabled(bool(grad)):
+        x, _ = residual(model.network, watch.tap, watch.rows, [ids])
+    return Headless(watch=watch, kept=watch.values(watch.rows[0]), x=x)
 
 
 def predict_bytes(
