@@ -89,6 +89,19 @@ def test_patching_from_a_source(cutaway: Commands, talker: Path) -> None:
     assert "tokens" in cutaway.error("look", "-m", talker, "--effects", "resid", "--source", "short", PROMPT)
 
 
+def test_effects_are_estimated(cutaway: Commands, talker: Path) -> None:
+    options = ["-m", talker, "--effects", "heads", "--target", "x"]
+    code, out, _ = cutaway("look", *options, "--estimate", "--json", PROMPT)
+    [found], [run] = json.loads(out), json.loads(cutaway("look", *options, "--json", PROMPT)[1])
+    assert (code, found["estimated"], run["estimated"]) == (0, True, False)
+    assert (
+        found["values"]
+        == inside.effects(package.load(talker, dtype="float32"), PROMPT, target="x", estimate=True).to_dict()["values"]
+    )
+    assert found["values"] != run["values"]
+    assert ", estimated: each head" in " ".join(cutaway("look", *options, "--estimate", PROMPT)[1].split())
+
+
 def test_edits_act_together_and_in_the_lens(cutaway: Commands, talker: Path) -> None:
     edits = ["--edit", "zero blocks.*.attn.out", "--edit", "zero blocks.*.ff.out"]
     code, out, _ = cutaway("look", "-m", talker, *edits, "--lens", "--json", PROMPT)
@@ -140,6 +153,7 @@ def test_html_is_a_file_and_nothing_is_printed(cutaway: Commands, talker: Path, 
     [
         (["--source", "x"], "--source belongs to --effects"),
         (["--how", "zero"], "--how belongs to --effects"),
+        (["--estimate"], "--estimate belongs to --effects"),
         (["--run", "x"], "--run belongs to --findings"),
         (["--target", "x", "--exact"], "--target belongs to --lens or --contributions or --effects"),
         (["--versus", "x", "--lens"], "--versus belongs to --contributions or --effects"),

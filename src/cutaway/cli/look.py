@@ -79,6 +79,10 @@ def look(
             metavar="HOW", help="How --effects replaces: zero, mean or patch.", show_default="zero; patch with --source"
         ),
     ] = None,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Take --effects from one pass and its gradient: fast, near for small effects."),
+    ] = False,
     run: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="The run whose log --findings reads.", show_default="the model's own"),
@@ -113,6 +117,7 @@ def look(
         versus=versus,
         source=source,
         how=how,
+        estimate=estimate,
         run=run,
     )
     asked.check(1 if probe else len(prompts or ["-"]))
@@ -162,6 +167,7 @@ class Asked:
     versus: str | None = None
     source: str | None = None
     how: str | None = None
+    estimate: bool = False
     run: str | None = None
 
     @property
@@ -181,6 +187,7 @@ class Asked:
             ("--versus", self.versus, {name: used for name, used in followed.items() if name != "--lens"}),
             ("--source", self.source, {"--effects": followed["--effects"]}),
             ("--how", self.how, {"--effects": followed["--effects"]}),
+            ("--estimate", self.estimate or None, {"--effects": followed["--effects"]}),
             ("--run", self.run, {"--findings": self.findings}),
         ):
             if given is not None and not any(able.values()):
@@ -220,6 +227,7 @@ class Asked:
                 how=self.how,  # type: ignore[arg-type]
                 target=self.target,
                 versus=self.versus,
+                estimate=self.estimate,
                 progress=lambda done, total: told(f"effects: {done} of {total} passes"),
             )
         if self.neighbours is not None:
