@@ -17,11 +17,12 @@ from cutaway.errors import InsideError, ServeError
 from cutaway.figures import Figure, Prose, Result
 from cutaway.inside.attention import Attention, HeadAttention, attention
 from cutaway.inside.edits import Zero
+from cutaway.inside.effects import effects
 from cutaway.language_model import LanguageModel
 from cutaway.serve.experiment import experiment
 from cutaway.serve.kept import Answer, Kept
 from cutaway.serve.neurons import neurons
-from cutaway.serve.questions import MOST, QUESTIONS
+from cutaway.serve.questions import MOST, MOST_SWEPT, QUESTIONS
 from cutaway.serve.reply import Refusal
 from cutaway.serve.runlog import read_run
 from cutaway.serve.staged import STAGES, staged
@@ -182,6 +183,15 @@ def test_a_log_with_half_a_line(tmp_path: Path) -> None:
         read_run(tmp_path / "none")
 
 
+def test_estimated_effects_of_a_longer_text_come_without_progress(live: Live, talker_model: LanguageModel) -> None:
+    ids = talker_model.encode(TEXT) * 9
+    [line] = lines_of(live, "effects", prompt=ids, what="ff", estimate=True)
+    assert len(ids) > MOST_SWEPT
+    assert line["answer"]["heading"] == effects(talker_model, ids, what="ff", estimate=True).heading
+    heat = next(figure for figure in line["answer"]["figures"] if figure["kind"] == "heatmap")
+    assert heat["values"]["shape"] == [3, len(ids)]
+
+
 # ---- what a client may ask
 
 
@@ -211,6 +221,7 @@ def test_what_does_not_fit_is_refused_in_one_line(live: Live, name: str, body: d
         ("cost", {"of": "../../etc/passwd"}, "one of gpt2"),
         ("cost", {"context": 10**8}, "context = "),
         ("effects", {"prompt": [5] * 200}, "128 at most"),
+        ("effects", {"prompt": [5] * (MOST + 1), "estimate": True}, "tokens"),
         ("growing", {"prompt": TEXT, "head": "0.0"}, "no run is shown"),
         ("experiment", {"prompt": TEXT, "heads": ["7.7"]}, "outside"),
     ],

@@ -194,10 +194,12 @@ class EffectsQuestion(Question):
     how: Literal["zero", "mean", "patch"] = "zero"
     target: Target = None
     versus: Target = None
+    estimate: bool = False  # from one pass, which tells nothing on the way
 
     def answer(self, asked: Asked) -> Result:
-        ids = asked.ids(self.prompt, MOST_SWEPT)
-        source = asked.ids(self.source, MOST_SWEPT) if self.how == "patch" and self.source else None
+        most = MOST if self.estimate else MOST_SWEPT
+        ids = asked.ids(self.prompt, most)
+        source = asked.ids(self.source, most) if self.how == "patch" and self.source else None
         return effects(
             asked.model,
             ids,
@@ -206,6 +208,7 @@ class EffectsQuestion(Question):
             how=self.how,
             target=_token(self.target),
             versus=_token(self.versus),
+            estimate=self.estimate,
             progress=lambda done, total: asked.tell(Said(done, total, "passes")),
         )
 
