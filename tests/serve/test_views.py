@@ -151,7 +151,7 @@ def test_what_is_found_so_far_is_an_answer_under_the_same_name(live: Live) -> No
     answer = lines[-1]["answer"]
     assert len(parts) == 3 and {one["id"] for one in parts} == {answer["id"]}  # the numbers, then each text
     assert [len(one["figures"]) for one in (*parts, answer)] == [3, 4, 4, 5]
-    assert live.get(f"{API}/answers/{answer['id']}/figures/4").status_code == 200
+    assert live.client.get(f"{API}/answers/{answer['id']}/figures/4").status_code == 200
     lines = lines_of(live, "exact", prompt=TEXT)
     assert [len(line["so_far"]["figures"][0]["rows"]) for line in lines[:-1]] == [1, 2, 3, 4, 5, 6, 7]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutaway.figures import Figure, Result, Table, plain
 from cutaway.inside.edits import Patch
+from cutaway.inside.targets import wide
 from cutaway.inside.trace import LIMIT, Model, trace
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
@@ -157,8 +158,8 @@ def checks(model: Model, ids: list[int], near: float, limit: int) -> Iterator[tu
 
 def distance(found: Tensor, expected: Tensor) -> float:
     """max|Δ| over max(1, max|expected|)."""
-    found, expected = found.double(), expected.double()
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+    found, expected = wide(found), wide(expected)
+    return float((found - expected).abs_().max().double() / expected.abs().max().double().clamp(min=1))
 
 
 def self_patch(model: Model, ids: list[int], limit: int) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.errors import InsideError
@@ -15,6 +16,7 @@ from cutaway.figures import Cell, Figure, Lines, Numbers, Prose, Result, Series,
 from cutaway.inside.altered import altered
 from cutaway.inside.edits import Edit, Mean, Zero
 from cutaway.inside.labels import label, labels
+from cutaway.inside.targets import wide
 from cutaway.inside.trace import trace
 from cutaway.language_model import LanguageModel
 
@@ -157,6 +159,8 @@ def experiment(
         changed=changed,
         candidates=tuple((i, label(model.tokenizer, i)) for i in order),
     )
+    if not n_new:
+        return found
     options: dict[str, Any] = {"max_tokens": n_new, "temperature": 0}
     for done, text in enumerate(_written(model, ids, **options)):
         found = replace(found, plain=replace(plain, text=text))
@@ -170,9 +174,9 @@ def experiment(
 def _read(model: LanguageModel, ids: list[int], edits: Sequence[Edit]) -> Run:
     """The prompt in one pass, nothing written yet."""
     (found,) = trace(model, [ids], keep=[], edits=edits)
-    scores = found.logits.double().log_softmax(-1)
-    losses = -scores[:-1].gather(-1, torch.tensor(ids[1:], device=scores.device)[:, None])[:, 0]
-    return Run(next=scores[-1].exp().cpu(), losses=losses.cpu().numpy())
+    scores = wide(found.logits)
+    losses = F.cross_entropy(scores[:-1], torch.tensor(ids[1:], device=scores.device), reduction="none")
+    return Run(next=scores[-1].double().softmax(-1).cpu(), losses=losses.cpu().numpy())
 
 
 def _written(model: LanguageModel, ids: list[int], **options: Any) -> Iterator[str | None]:
