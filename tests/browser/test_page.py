@@ -269,6 +269,7 @@ def test_a_long_question_can_be_cancelled(go: Go) -> None:
     page.wait_for_selector(".status:empty", state="attached")
     page.wait_for_timeout(400)
     assert page.locator(".answered").count() == 0
+    assert page.locator(".so-far h2").inner_text() == "With feed-forward 1 at zero"  # what was found stays
 
 
 def test_an_answer_is_saved_as_one_file(go: Go, tmp_path: Path) -> None:

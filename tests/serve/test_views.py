@@ -192,6 +192,14 @@ def test_estimated_effects_of_a_longer_text_come_without_progress(live: Live, ta
     assert heat["values"]["shape"] == [3, len(ids)]
 
 
+def test_effects_are_estimated_before_they_are_run(live: Live) -> None:
+    first, *rest = lines_of(live, "effects", prompt=TEXT)
+    answer = rest[-1]["answer"]
+    assert ", estimated: " in first["so_far"]["heading"] and ", estimated" not in answer["heading"]
+    assert first["so_far"]["id"] == answer["id"]
+    assert all("so_far" not in line for line in rest)
+
+
 # ---- what a client may ask
 
 

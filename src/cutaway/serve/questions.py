@@ -51,18 +51,18 @@ class Asked:
     run: Path | None
     tell: Tell
 
-    def ids(self, prompt: Any, most: int = MOST) -> list[int]:
-        """A prompt's ids, not too many for the question.
+    def ids(self, prompt: Any, most: int = MOST, instead: str = "shorten it") -> list[int]:
+        """A prompt's ids, not too many for the question; `instead` says what to do about more.
 
         Raises:
             ServeError: more of them.
         """
         given = prompt_of(prompt)
         if isinstance(given, str) and len(given) > most * MOST_PER_TOKEN:
-            raise ServeError(f"prompt = {len(given)} characters: this looks at {most} tokens at most; shorten it")
+            raise ServeError(f"prompt = {len(given)} characters: this looks at {most} tokens at most; {instead}")
         ids = self.model.ids(given)
         if len(ids) > most:
-            raise ServeError(f"prompt = {len(ids)} tokens: this looks at {most} at most; shorten it")
+            raise ServeError(f"prompt = {len(ids)} tokens: this looks at {most} at most; {instead}")
         return ids
 
 
@@ -194,23 +194,19 @@ class EffectsQuestion(Question):
     how: Literal["zero", "mean", "patch"] = "zero"
     target: Target = None
     versus: Target = None
-    estimate: bool = False  # from one pass, which tells nothing on the way
+    estimate: bool = False  # nothing but the estimate, which else is told first
 
     def answer(self, asked: Asked) -> Result:
-        most = MOST if self.estimate else MOST_SWEPT
-        ids = asked.ids(self.prompt, most)
-        source = asked.ids(self.source, most) if self.how == "patch" and self.source else None
-        return effects(
-            asked.model,
-            ids,
-            source=source,
-            what=self.what,
-            how=self.how,
-            target=_token(self.target),
-            versus=_token(self.versus),
-            estimate=self.estimate,
-            progress=lambda done, total: asked.tell(Said(done, total, "passes")),
-        )
+        most, instead = (MOST, "shorten it") if self.estimate else (MOST_SWEPT, "shorten it, or only estimate")
+        ids = asked.ids(self.prompt, most, instead)
+        source = asked.ids(self.source, most, instead) if self.how == "patch" and self.source else None
+        chosen: dict[str, Any] = {"source": source, "what": self.what, "how": self.how}
+        chosen |= {"target": _token(self.target), "versus": _token(self.versus)}
+        estimated = effects(asked.model, ids, estimate=True, **chosen)
+        if self.estimate:
+            return estimated
+        asked.tell(Said(0, 0, "passes", estimated))
+        return effects(asked.model, ids, progress=lambda done, total: asked.tell(Said(done, total, "passes")), **chosen)
 
 
 class ExactQuestion(Question):

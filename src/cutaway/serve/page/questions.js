@@ -54,14 +54,15 @@ const LIST = {
   },
   effects: {
     title: "Effects",
-    says: "What each part does, found by taking it away, or by patching it from another text, one part at a time.",
+    says: "What each part does, found by taking it away, or by patching it from another text, one part at a time; an estimate comes first.",
     long: true,
     fields: () => [PROMPT,
       { name: "what", label: "Parts", kind: "select", value: "heads", options: [["heads", "every head"], ["attn", "every attention, at each position"], ["ff", "every feed-forward, at each position"], ["resid", "the stream, at each position"]] },
       { name: "how", label: "Replaced by", kind: "select", value: "zero", options: [["zero", "zeros"], ["mean", "its mean over the positions"], ["patch", "what it is in another text"]] },
       { name: "source", label: "The other text, for patching", kind: "lines", rows: 2, hint: "as many tokens as the text", when: (v) => v.how === "patch" },
-      target("Token"), versus],
-    body: (v) => ({ prompt: v.text, what: v.what, how: v.how, source: v.how === "patch" ? v.source || null : null, target: token(v.target), versus: token(v.versus) }),
+      target("Token"), versus,
+      { name: "estimate", label: "Only estimate, from one pass and its gradient: for texts of up to 1,024 tokens", kind: "check", value: false }],
+    body: (v) => ({ prompt: v.text, estimate: v.estimate, what: v.what, how: v.how, source: v.how === "patch" ? v.source || null : null, target: token(v.target), versus: token(v.versus) }),
   },
   compare: {
     title: "Compare",
