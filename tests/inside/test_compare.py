@@ -76,6 +76,8 @@ def test_every_number_is_what_it_says(model: LanguageModel) -> None:
     assert found.lens_kl[0] == pytest.approx(0, abs=1e-7)
     assert found.lens_kl[1] > 1e-4
     assert found.lens_kl[-1] == pytest.approx(found.kl, rel=1e-4)
+    end = sum(float((p.exp() * (p - q))[-4:].sum()) for p, q in pairs) / 7
+    assert compare(model, other, [TEXT, SHORT], last=4).lens_kl[-1] == pytest.approx(end, rel=1e-4)  # type: ignore[index]
     assert found.heads[0].max() <= 1e-6
     total = 0.0
     for text in (TEXT, SHORT):

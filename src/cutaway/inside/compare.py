@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cutaway.errors import InsideError
 from cutaway.figures import Figure, HeatMap, Lines, Numbers, Prose, Result, Series, Table, plain
-from cutaway.inside.targets import Reader, wide
+from cutaway.inside.targets import Reader, count_of, wide
 from cutaway.inside.trace import LIMIT, Trace, trace
 from cutaway.network import Transformer
 from cutaway.text.ids import IdTokenizer
@@ -41,6 +41,7 @@ class Comparison(Result):
     """
 
     names: tuple[str, str]
+    last: int | None  # positions of each text that the lens read, counted from the end; None: all
     n_tokens: tuple[int, int]  # predicted in each
     loss: tuple[float, float]  # [nat/token]
     bits_per_byte: tuple[float | None, float | None]
@@ -69,9 +70,12 @@ class Comparison(Result):
         ]
         if self.lens_winner is not None and self.lens_kl is not None:
             layers = list(range(len(self.lens_kl)))
+            where = f"At the last {self.last} positions of each text." if self.last else "At all positions."
             found += [
-                _line("How often both would say the same token after each layer", "share", layers, self.lens_winner),
-                _line("How far apart the layers' distributions are", "KL [nats]", layers, self.lens_kl),
+                _line(
+                    "How often both would say the same token after each layer", "share", layers, self.lens_winner, where
+                ),
+                _line("How far apart the layers' distributions are", "KL [nats]", layers, self.lens_kl, where),
             ]
         if self.heads is not None:
             found.append(
@@ -132,6 +136,7 @@ def compare(
     texts: Any,
     *,
     names: tuple[str, str] = ("a", "b"),
+    last: int | None = None,
     limit: int = LIMIT,
     progress: Callable[[int, int, Comparison | None], None] = lambda done, total, so_far: None,
 ) -> Comparison:
@@ -143,13 +148,16 @@ def compare(
     Args:
         texts: one prompt or a list; at least one of two tokens.
         names: what the two are called.
+        last: how many positions of each text the lens reads, counted from the end; None: all. Each costs a product
+            with the head in every layer of both.
         limit: what the traces of one text may hold in each model [B].
         progress: called with how many layers of how many are read by the lens, in all texts, and first with what is
             found of the first text without the lens and the weights, which take longest.
     Raises:
-        InsideError: no text in which anything is predicted; more bytes than the limit.
+        InsideError: no text in which anything is predicted; a `last` below 1; more bytes than the limit.
         ContextError, TokenizerError, GenerationError: as in `generate`.
     """
+    last = None if last is None else count_of(last, 10**9, "last")
     prompts, _ = as_list(texts)
     ids = [[model.ids(prompt) for prompt in prompts] for model in (a, b)]
     read = [pair for pair in zip(*ids, strict=True) if all(len(text) > 1 for text in pair)]
@@ -162,9 +170,10 @@ def compare(
     def found(n_texts: int, weights: tuple[Part, ...] = (), unmatched: str = "") -> Comparison:
         n_tokens = [sum(len(pair[i]) - 1 for pair in read[:n_texts]) for i in (0, 1)]
         n_bytes = [_n_bytes(m, [pair[i] for pair in read[:n_texts]]) for i, m in enumerate((a, b))]
-        last, lens = sums.mean("last"), sums.mean("lens")
+        end, lens = sums.mean("end"), sums.mean("lens")
         return Comparison(
             names=names,
+            last=last,
             n_tokens=(n_tokens[0], n_tokens[1]),
             loss=(float(totals[0] / n_tokens[0]), float(totals[1] / n_tokens[1])),
             bits_per_byte=(_bits(totals[0], n_bytes[0]), _bits(totals[1], n_bytes[1])),
@@ -172,8 +181,8 @@ def compare(
             heads=sums.mean("heads"),
             lens_winner=None if lens is None else lens[:, 0],
             lens_kl=None if lens is None else lens[:, 1],
-            winner=None if last is None else float(last[0]),
-            kl=None if last is None else float(last[1]),
+            winner=None if end is None else float(end[0]),
+            kl=None if end is None else float(end[1]),
             notes=tuple(note for note in (*notes.values(), unmatched) if note),
         )
 
@@ -184,7 +193,7 @@ def compare(
             sums.add_pass(left, right, heads=layers and heads)
         progress(i * n_layers, len(read) * n_layers, found(1) if i == 0 else None)
         if together and layers:
-            for n_done in sums.add_lens(left, right, a.network, b.network):
+            for n_done in sums.add_lens(left, right, a.network, b.network, last):
                 progress(i * n_layers + n_done, len(read) * n_layers, None)
     return found(len(read), *_weights(a.network, b.network))
 
@@ -198,19 +207,20 @@ class _Sums:
 
     def add_pass(self, a: Trace, b: Trace, *, heads: bool) -> None:
         """The next tokens, and the heads where there are as many."""
-        self._take("last", apart(a.logits, b.logits), len(a.tokens))
+        self._take("end", apart(a.logits, b.logits), len(a.tokens))
         if heads:
             pairs = [(a[name][0, :, 1:].cpu(), b[name][0, :, 1:].cpu()) for name in a if name.endswith("attn.pattern")]
             rows = [jensen_shannon(p, q).sum(-1) for p, q in pairs]
             self._take("heads", torch.stack(rows), len(a.tokens) - 1)  # the first query can look only at itself
 
-    def add_lens(self, a: Trace, b: Trace, net_a: Transformer, net_b: Transformer) -> Iterator[int]:
-        """What the layers would say; after each, how many are done."""
-        rows = []
+    def add_lens(self, a: Trace, b: Trace, net_a: Transformer, net_b: Transformer, last: int | None) -> Iterator[int]:
+        """What the layers would say at the last positions; after each, how many are done."""
+        rows: list[Tensor] = []
+        n = min(last or len(a.tokens), len(a.tokens))
         for name in [name for name in a if name.endswith("resid_post")]:
-            rows.append(apart(net_a.unembed(a[name])[0], net_b.unembed(b[name])[0]))
+            rows.append(apart(net_a.unembed(a[name][:, -n:])[0], net_b.unembed(b[name][:, -n:])[0]))
             yield len(rows)
-        self._take("lens", torch.stack(rows), len(a.tokens))
+        self._take("lens", torch.stack(rows), n)
 
     def mean(self, name: str) -> Numbers | None:
         """None of what was not compared."""
@@ -287,5 +297,6 @@ def _weights(a: Transformer, b: Transformer) -> tuple[tuple[Part, ...], str]:
     return tuple(parts), f"{n_apart} of {len(parts)} weights: only in one model, or of another shape" if n_apart else ""
 
 
-def _line(title: str, y: str, layers: Sequence[float], values: Numbers) -> Lines:
-    return Lines(title=title, series=[Series(name=y, x=layers, y=[float(v) for v in values])], x="after layer", y=y)
+def _line(title: str, y: str, layers: Sequence[float], values: Numbers, note: str) -> Lines:
+    series = [Series(name=y, x=layers, y=[float(v) for v in values])]
+    return Lines(title=title, series=series, x="after layer", y=y, note=note)

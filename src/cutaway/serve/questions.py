@@ -229,6 +229,7 @@ class CompareQuestion(Question):
     long = True
     prompt: OnePrompt
     other: str = Field(max_length=LONG)
+    last: int | None = Field(32, ge=1)
 
     def answer(self, asked: Asked) -> Result:
         if self.other not in asked.others:
@@ -241,6 +242,7 @@ class CompareQuestion(Question):
             asked.others[self.other],
             text,
             names=(asked.name, self.other),
+            last=self.last,
             progress=lambda done, total, so_far: asked.tell(Said(done, total, "layers", so_far)),
         )
 

@@ -7,6 +7,7 @@ const PROMPT = { name: "text", label: "Text", kind: "lines", wide: true };
 const target = (label, hint = "its text, such as ·Paris with a leading space, or #id; empty: what the model itself says") =>
   ({ name: "target", label, kind: "text", hint });
 const versus = { name: "versus", label: "Against", kind: "text", hint: "another token, to compare with" };
+const last = (label) => ({ name: "last", label, kind: "number", value: "32", hint: "empty: all; each costs a product with the head a layer" });
 const token = (text) => (text ? text.replace(/^·/, " ") : null);
 
 const LIST = {
@@ -20,7 +21,7 @@ const LIST = {
     title: "Lens",
     says: "What the model would say if it stopped after each layer, at every position.",
     fields: () => [PROMPT, target("Token to follow"),
-      { name: "last", label: "Positions, counted from the end", kind: "number", value: "32", hint: "empty: all; each costs a product with the head a layer" },
+      last("Positions, counted from the end"),
       { name: "actual", label: "Follow the token that really comes next", kind: "check", value: false },
       { name: "sublayers", label: "Also after every attention", kind: "check", value: false }],
     body: (v) => ({ prompt: v.text, target: token(v.target), actual: v.actual, sublayers: v.sublayers, last: numberOf(v.last) }),
@@ -61,15 +62,16 @@ const LIST = {
       { name: "how", label: "Replaced by", kind: "select", value: "zero", options: [["zero", "zeros"], ["mean", "its mean over the positions"], ["patch", "what it is in another text"]] },
       { name: "source", label: "The other text, for patching", kind: "lines", rows: 2, hint: "as many tokens as the text", when: (v) => v.how === "patch" },
       target("Token"), versus,
-      { name: "estimate", label: "Only estimate, from one pass and its gradient: for texts of up to 1,024 tokens", kind: "check", value: false }],
+      { name: "estimate", label: "Only the estimate", kind: "check", value: false, hint: "one pass and its gradient; for texts of up to 1,024 tokens" }],
     body: (v) => ({ prompt: v.text, estimate: v.estimate, what: v.what, how: v.how, source: v.how === "patch" ? v.source || null : null, target: token(v.target), versus: token(v.versus) }),
   },
   compare: {
     title: "Compare",
     says: "Two models side by side on one text: losses, layers, heads, weights.",
     long: true,
-    fields: (model) => [PROMPT, { name: "other", label: "The other model", kind: "select", value: model.others[0] ?? "", options: model.others }],
-    body: (v) => ({ prompt: v.text, other: v.other }),
+    fields: (model) => [PROMPT, { name: "other", label: "The other model", kind: "select", value: model.others[0] ?? "", options: model.others },
+      last("Positions that the lens reads, counted from the end")],
+    body: (v) => ({ prompt: v.text, other: v.other, last: numberOf(v.last) }),
     missing: (model) => (model.others.length ? null : `Start the server with another model to compare with: cutaway serve -m ${model.name} --with NAME`),
   },
   exact: {
