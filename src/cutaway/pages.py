@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-HELD = 512 * 2**20  # freed memory that stays with the process [B]; glibc's own bound is 64 MiB at most
+HELD = 2 * 2**30  # freed memory that stays with the process [B], what a trace may take; glibc's own bound is 64 MiB
+SHARE = 12  # … of a small machine no more than a twelfth of its memory
 MAPPED = 32 * 2**20  # from here on memory is mapped for itself, and goes back when freed [B]: the most glibc comes to
 
 # Of glibc, malloc.h; other systems have other allocators, and no such function.
@@ -24,4 +25,5 @@ def spare() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED)
-        mallopt(M_TRIM_THRESHOLD, HELD)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        mallopt(M_TRIM_THRESHOLD, min(HELD, memory // SHARE, 2**31 - 1))  # a C int

@@ -103,8 +103,25 @@ class Target:
     picks: tuple[tuple[str, tuple[Span, ...]], ...] = ()
 
     def __str__(self) -> str:
+        return self._text
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _text(self) -> str:  # kept, like the hash: a trace asks for those of hundreds
         words = (f"{word} {', '.join(map(_written, spans))}" for word, spans in self.picks)
         return f"{self.name}[{', '.join(words)}]" if self.picks else self.name
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.picks))
+
+    @functools.cached_property
+    def scope(self) -> tuple[str, str]:
+        """The block that it is in, or "", and what it is called there."""
+        block, name = ".".join(self.name.split(".")[:2]), self.name.split(".", 2)[-1]
+        return (block, name) if self.name.startswith("blocks.") else ("", self.name)
 
     @functools.cached_property
     def place(self) -> int:

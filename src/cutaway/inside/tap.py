@@ -5,6 +5,7 @@ A block of which nothing is asked gets the idle tap, so it runs as if nobody wat
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -83,8 +84,8 @@ class Row:
         `at` is its row of the batch. What is `lent` is a view of memory that is all held anyway, and is not copied.
         """
         if self.has_all(target, value):
-            part = value.detach()
-            self.pieces[target] = [(tuple(map(range, value.shape)), part if lent else compact(part))]
+            part = value.detach() if value.requires_grad else value
+            self.pieces[target] = [(ranges(value.shape), part if lent else compact(part))]
             return
         value = self.view(target, value, at)
         index = self.index(target, value, new_only=True)
@@ -110,7 +111,7 @@ class Row:
         if "T" in target.axes and "S" in target.axes:
             keys = target.axes.index("S")
             index[keys] = target.index(keys, range(self.end), self.n_prompt)
-            fill = LATER_KEYS.get(target.name.split(".", 2)[-1], math.nan)
+            fill = LATER_KEYS.get(target.scope[1], math.nan)
             n_later = [len(index[keys]) - part.shape[-1] for part in parts]
             parts = [F.pad(part, (0, n), value=fill) if n else part for part, n in zip(parts, n_later, strict=True)]
         held = parts[0] if len(parts) == 1 else torch.cat(parts, dim=target.place)
@@ -133,9 +134,9 @@ class TraceTap(Tap):
         self.behind = [target for name in AFTER for target in self.kept.get(name, ())]  # the last block
         self.product = 0  # where the current block's queries, keys and values were computed
         self.scopes: dict[str, dict[str, str]] = {}  # of each block: its names, and what they are called outside
-        for name in {*self.kept, *self.edits}:
-            scope = _scope_of(name)
-            self.scopes.setdefault(scope, {})[name.removeprefix(f"{scope}.")] = name
+        for target in (*keep, *(target for _, target in edits)):
+            scope, inner = target.scope
+            self.scopes.setdefault(scope, {})[inner] = target.name
         wholes = {name for name, targets in self.kept.items() if any(not target.picks for target in targets)}
         self.lending = {
             f"{scope}.attn.{part}"
@@ -247,6 +248,12 @@ class Scope(Tap):
         return any(name in self.names for name in names)
 
 
+@functools.lru_cache(maxsize=256)
+def ranges(shape: torch.Size) -> tuple[range, ...]:
+    """All of every axis."""
+    return tuple(map(range, shape))
+
+
 def compact(value: Tensor) -> Tensor:
     """The value alone: a view would keep all that it was cut from, and see what is written there later."""
     return value.clone() if value.untyped_storage().nbytes() != value.numel() * value.element_size() else value
@@ -264,7 +271,3 @@ def _by_name(pairs: Iterable[tuple[str, Wanted]]) -> dict[str, list[Wanted]]:
     for name, wanted in pairs:
         found.setdefault(name, []).append(wanted)
     return found
-
-
-def _scope_of(name: str) -> str:
-    return ".".join(name.split(".")[:2]) if name.startswith("blocks.") else ""

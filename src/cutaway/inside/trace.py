@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +15,7 @@ from cutaway.errors import InsideError
 from cutaway.figures import plain
 from cutaway.generate.decoding import Generation, Piece
 from cutaway.inside.edits import Edit
-from cutaway.inside.names import Target, fitting, parse, sizes
+from cutaway.inside.names import Target, fitting, sizes
 from cutaway.inside.passes import Of, gradients, residual, run_backward, run_generations
 from cutaway.inside.stages import follows, made
 from cutaway.inside.tap import Row, TraceTap
@@ -146,7 +147,7 @@ def watching(
     names = [keep] if isinstance(keep, str) else list(keep or ())
     if (wrong := next((name for name in names if not isinstance(name, str)), None)) is not None:
         raise InsideError(f"keep: {wrong!r:.40} is no name: write it like blocks.3.attn.pattern[head 5]")
-    if not any(parse(name)[0] == "logits" for name in names):
+    if not any(name.lstrip().startswith("logits") for name in names):
         names = [*names, "logits"]
     wanted = [] if keep is None else fitting(config, names, lengths)
     listed = [edits] if isinstance(edits, Edit | str) else list(edits)  # a string is refused as a whole
@@ -166,7 +167,8 @@ def watching(
     later = {} if grad else follows(config, wanted, aimed)
     stored = [target for target in wanted if target not in later]
     if wanted:
-        check_bytes(bytes_of(config, stored, lengths, network.embed.weight.dtype.itemsize), limit, grad=grad)
+        itemsize = network.embed.weight.dtype.itemsize
+        check_bytes(bytes_of(config, tuple(stored), tuple(lengths), itemsize), limit, grad=grad)
     rows = [Row(n_prompt=n_prompt) for n_prompt, _ in lengths]
     return Watch(network=network, tap=TraceTap(stored, aimed, grad=grad), rows=rows, wanted=wanted, made=later)
 
@@ -257,12 +259,14 @@ def predict_bytes(
     lengths = [(n, n) for n in ([n_tokens] if isinstance(n_tokens, int) else n_tokens)]
     wanted = fitting(config, keep, lengths)
     later = follows(config, wanted, [])
-    return sum(bytes_of(config, [target for target in wanted if target not in later], lengths, itemsize).values())
+    stored = tuple(target for target in wanted if target not in later)
+    return sum(bytes_of(config, stored, tuple(lengths), itemsize).values())
 
 
+@functools.lru_cache(maxsize=32)
 def bytes_of(
-    config: ModelConfig, wanted: Sequence[Target], lengths: Sequence[tuple[int, int]], itemsize: int
-) -> dict[Target, int]:
+    config: ModelConfig, wanted: tuple[Target, ...], lengths: tuple[tuple[int, int], ...], itemsize: int
+) -> Mapping[Target, int]:
     """What each name takes in texts of (prompt, whole) lengths [B]."""
     axes = [(sizes(config, 1, n, n), n_prompt) for n_prompt, n in lengths]
     return {target: sum(target.n_bytes(*one, itemsize) for one in axes) for target in wanted}
@@ -282,8 +286,8 @@ def check_bytes(taken: Mapping[Target, int], limit: int, *, grad: bool) -> None:
     if not optional:
         raise InsideError(f"{said}all of it logits, which are always kept; give a shorter text, or raise limit")
     largest = max(optional, key=lambda target: optional[target])
-    kind = largest.name.split(".", 2)[-1]
-    alike = sum(n for target, n in taken.items() if target.name.split(".", 2)[-1] == kind)
+    kind = largest.scope[1]
+    alike = sum(n for target, n in taken.items() if target.scope[1] == kind)
     less = "[head 0]" if "H" in largest.axes else "[position -1]"
     raise InsideError(
         f"{said}all {kind} are {_mib(alike)}, {largest} alone {_mib(taken[largest])}; keep fewer names or parts, "
