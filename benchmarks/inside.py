@@ -3,7 +3,7 @@
 Four questions, each a ratio to a plain pass of the same network: the idle seam (against a twin whose source has no
 tap in it), one head's pattern, everything that a plain pass computes or could, and every head's share of the residual
 stream besides, which is n_heads times as wide as the stream. TransformerLens keeps no such shares by default, so it
-is held against the third. It is found where `transformer_lens` can be imported, here or by the Python that
+is held against the third. Then a sweep that ablates every head, against as many passes. TransformerLens is found where `transformer_lens` can be imported, here or by the Python that
 TRANSFORMER_LENS_PYTHON names.
 """
 
@@ -30,6 +30,7 @@ import cutaway
 from benchmarks import machine
 from cutaway import LanguageModel
 from cutaway.checkpoint.load import LoadReport
+from cutaway.inside.effects import effects
 from cutaway.inside.names import names
 from cutaway.network import Transformer
 from cutaway.presets import PRESETS
@@ -38,6 +39,7 @@ from cutaway.train.initialise import initialise
 
 LENGTHS = (64, 256, 512)
 N_TRACES = 200
+N_SWEPT = 32
 TAPPED = ("network", "nn.block", "nn.attention", "nn.feedforward", "nn.kernel", "nn.position")
 Seconds = Callable[[], float]
 
@@ -51,6 +53,8 @@ def main() -> None:
             with transformer_lens(folder) as peer:
                 for length in LENGTHS:
                     compare(title, model, length, peer)
+                if title.startswith("SmolLM2"):
+                    sweep(model, peer)
         flat(model)
     print()
 
@@ -92,6 +96,30 @@ def compare(title: str, model: LanguageModel, length: int, peer: Callable[[str],
         theirs = ratio(peer(f"cache {length}"), peer(f"forward {length}"), n)
         beside = ratio(peer(f"cache {length}"), timed(lambda: model.trace(ids, keep=every)), n)
         print(f"    TransformerLens' cache: {theirs:.2f} × its own pass, {beside:.2f} × our everything")
+
+
+def sweep(model: LanguageModel, peer: Callable[[str], Seconds] | None) -> None:
+    """Every head ablated, against one pass for each: in fp32, as estimated, and in bf16."""
+    ids = list(range(1000, 1000 + N_SWEPT))
+    network, tokens, n_heads = model.network, torch.tensor([ids]), model.config.n_layers * model.config.n_heads
+
+    @torch.inference_mode()
+    def plain() -> None:
+        network(tokens)
+
+    def passes(one: Seconds) -> Seconds:
+        return lambda: n_heads * median(one() for _ in range(9))
+
+    swept = timed(lambda: effects(model, ids))
+    exact = ratio(passes(timed(plain)), swept, 3)
+    said = f"  {n_heads} heads of {N_SWEPT} tokens ablated: one pass for each takes {exact:.2f} × the sweep"
+    if peer is not None:
+        said += f", TransformerLens' {ratio(passes(peer(f'ablate {N_SWEPT}')), swept, 3):.2f} ×"
+    estimate = ratio(swept, timed(lambda: effects(model, ids, estimate=True)), 3)
+    network.bfloat16()
+    short = ratio(passes(timed(plain)), swept, 3)
+    network.float()  # SmolLM2's weights are bf16 from the start, so they come back as they were
+    print(f"{said}; in bf16 {short:.2f} ×; the estimate takes 1/{estimate:.0f} of the sweep")
 
 
 def ratio(above: Seconds, below: Seconds, n: int) -> float:
