@@ -3,8 +3,8 @@
 Four questions, each a ratio to a plain pass of the same network: the idle seam (against a twin whose source has no
 tap in it), one head's pattern, everything that a plain pass computes or could, and every head's share of the residual
 stream besides, which is n_heads times as wide as the stream. TransformerLens keeps no such shares by default, so it
-is held against the third. Then a sweep that ablates every head, against as many passes. TransformerLens is found where `transformer_lens` can be imported, here or by the Python that
-TRANSFORMER_LENS_PYTHON names.
+is held against the third. Then a sweep that ablates every head, against as many passes. TransformerLens is found where
+`transformer_lens` can be imported, here or by the Python that TRANSFORMER_LENS_PYTHON names.
 """
 
 from __future__ import annotations
@@ -100,26 +100,23 @@ def compare(title: str, model: LanguageModel, length: int, peer: Callable[[str],
 
 def sweep(model: LanguageModel, peer: Callable[[str], Seconds] | None) -> None:
     """Every head ablated, against one pass for each: in fp32, as estimated, and in bf16."""
-    ids = list(range(1000, 1000 + N_SWEPT))
-    network, tokens, n_heads = model.network, torch.tensor([ids]), model.config.n_layers * model.config.n_heads
-
-    @torch.inference_mode()
-    def plain() -> None:
-        network(tokens)
+    ids, n_heads = list(range(1000, 1000 + N_SWEPT)), model.config.n_layers * model.config.n_heads
 
     def passes(one: Seconds) -> Seconds:
         return lambda: n_heads * median(one() for _ in range(9))
 
+    def plain(network: Transformer) -> Seconds:
+        return timed(torch.inference_mode()(lambda: network(torch.tensor([ids]))))
+
     swept = timed(lambda: effects(model, ids))
-    exact = ratio(passes(timed(plain)), swept, 3)
-    said = f"  {n_heads} heads of {N_SWEPT} tokens ablated: one pass for each takes {exact:.2f} × the sweep"
+    said = f"{ratio(passes(plain(model.network)), swept, 3):.2f} × the sweep"
     if peer is not None:
         said += f", TransformerLens' {ratio(passes(peer(f'ablate {N_SWEPT}')), swept, 3):.2f} ×"
     estimate = ratio(swept, timed(lambda: effects(model, ids, estimate=True)), 3)
-    network.bfloat16()
-    short = ratio(passes(timed(plain)), swept, 3)
-    network.float()  # SmolLM2's weights are bf16 from the start, so they come back as they were
-    print(f"{said}; in bf16 {short:.2f} ×; the estimate takes 1/{estimate:.0f} of the sweep")
+    short = cutaway.load("smollm2", dtype="bfloat16")
+    in_bf16 = ratio(passes(plain(short.network)), timed(lambda: effects(short, ids)), 3)
+    print(f"  all {n_heads} heads ablated, {N_SWEPT} tokens: one pass for each takes {said}; in bf16 {in_bf16:.2f} ×")
+    print(f"    the estimate takes 1/{estimate:.0f} of the sweep")
 
 
 def ratio(above: Seconds, below: Seconds, n: int) -> float:
