@@ -354,3 +354,13 @@ def test_what_was_asked_for_longest_ago_goes_first() -> None:
         kept.get(answers[1].id)
     kept.add(answers[4])
     assert kept.get(answers[4].id) is answers[4] and kept.n_bytes == 5000
+
+
+def test_an_answer_that_takes_the_place_of_what_was_found_so_far_is_the_newest() -> None:
+    kept = Kept(n_kept=3, n_bytes=1000)
+    so_far, other = Answer(Big(100)), Answer(Big(300))
+    kept.add(so_far)
+    kept.add(other)
+    whole = Answer(Big(900), so_far.id)
+    kept.add(whole)
+    assert kept.get(so_far.id) is whole and kept.n_bytes == 900

@@ -57,8 +57,9 @@ class Kept:
         return sum(answer.n_bytes for answer in self._answers.values())
 
     def add(self, answer: Answer) -> None:
-        """Keep one more; the newest stays, however large it is."""
+        """Keep one more, or instead of one under its name; the newest stays, however large it is."""
         self._answers[answer.id] = answer
+        self._answers.move_to_end(answer.id)  # a name that was here kept its old place
         n_kept, n_bytes = self._limits
         while len(self._answers) > 1 and (len(self._answers) > n_kept or self.n_bytes > n_bytes):
             self._answers.popitem(last=False)
