@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
@@ -73,6 +75,15 @@ def test_negative_positions_count_from_the_end_of_the_prompt(written: str, first
     assert list(target.indices({"B": 1, "T": 9, "D": 32}, 5)[1]) == list(range(first, stop))
     name, picks = parse(str(target))
     assert Target(name=name, axes=target.axes, picks=picks) == target
+
+
+def test_a_saved_name_is_the_same_in_a_process_that_hashes_words_otherwise() -> None:
+    """There a hash that had come with it would be another than that of the same name made anew."""
+    (target,) = fitting(GROUPED, "blocks.0.attn.z[head 5]", [(5, 5)])
+    found = pickle.loads(pickle.dumps({target: 1}))
+    assert found == {target: 1}
+    vars(target)["_hash"] = 7  # as another process would have it
+    assert hash(pickle.loads(pickle.dumps(target))) == hash(next(iter(found))) != 7
 
 
 def test_a_wildcard_passes_over_names_that_lack_the_part() -> None:

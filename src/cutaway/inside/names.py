@@ -108,6 +108,9 @@ class Target:
     def __hash__(self) -> int:
         return self._hash
 
+    def __getstate__(self) -> dict[str, object]:  # a saved trace is read by processes that hash its words otherwise
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
+
     @functools.cached_property
     def _text(self) -> str:  # kept, like the hash: a trace asks for those of hundreds
         words = (f"{word} {', '.join(map(_written, spans))}" for word, spans in self.picks)
