@@ -174,6 +174,10 @@ def test_it_says_that_it_is_an_estimate(build: Build) -> None:
     assert ["one pass and its gradient" in note.lines[0] for note in notes] == [True, False]  # type: ignore[attr-defined]
 
 
+def failing(logits: Tensor) -> Tensor:
+    raise RuntimeError
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -183,6 +187,7 @@ def test_it_says_that_it_is_an_estimate(build: Build) -> None:
         ({"metric": lambda logits: logits[-1, 7].item()}, "one number that depends on them, such as logits[-1, 7]"),
         ({"metric": lambda logits: logits[-1, 7].detach()}, "one number that depends on them"),
         ({"metric": lambda logits: logits.numpy()[-1, 7]}, "metric <lambda>, with a gradient: Can't call numpy()"),
+        ({"metric": failing}, "metric failing, with a gradient: "),
         ({"target": 67}, "target = 67 is outside the vocabulary"),
         ({"positions": [6]}, "the prompt has positions -6 to 5"),
     ],

@@ -60,7 +60,8 @@ class Measure:
         try:
             return differentiable(self.of(logits), role)
         except RuntimeError as error:  # numpy's, of a tensor with a graph
-            raise InsideError(f"metric {self.name}, with a gradient: {str(error).splitlines()[0]}") from error
+            said = f"metric {self.name}, with a gradient: {error}"
+            raise InsideError(said.splitlines()[0]) from error
 
     def _number(self, logits: Tensor) -> float:
         found = self.of(logits)
