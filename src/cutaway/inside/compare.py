@@ -209,8 +209,8 @@ class _Sums:
         """The next tokens, and the heads where there are as many."""
         self._take("end", apart(a.logits, b.logits), len(a.tokens))
         if heads:
-            pairs = [(a[name][0, :, 1:].cpu(), b[name][0, :, 1:].cpu()) for name in a if name.endswith("attn.pattern")]
-            rows = [jensen_shannon(p, q).sum(-1) for p, q in pairs]
+            names = [name for name in a if name.endswith("attn.pattern")]
+            rows = [jensen_shannon(a[name][0, :, 1:].cpu(), b[name][0, :, 1:].cpu()).sum(-1) for name in names]
             self._take("heads", torch.stack(rows), len(a.tokens) - 1)  # the first query can look only at itself
 
     def add_lens(self, a: Trace, b: Trace, net_a: Transformer, net_b: Transformer, last: int | None) -> Iterator[int]:
