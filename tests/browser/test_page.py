@@ -228,6 +228,7 @@ def test_the_quiz_is_marked_by_the_experiment(go: Go) -> None:
     page.get_by_role("button", name="Answer").click()
     page.wait_for_selector(".verdict.bad")
     assert page.locator(f".quiz .right [value={right}]").count() == 1
+    assert page.locator(".quiz").count() == 1  # its answer is drawn as any other
     page.get_by_role("button", name="Next question").click()
     page.wait_for_selector("text=Question 2 of 14")
     assert "0 right so far" in page.locator(".quiz").inner_text()

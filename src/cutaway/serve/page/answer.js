@@ -49,7 +49,7 @@ export class Place {
 
   /** Draws an answer's figures. */
   show(answer, { heading = true, level = 3, only = () => true } = {}) {
-    const article = make("article", { class: `answered ${this.name}` });
+    const article = make("article", { class: `answered of-${this.name}` });
     if (heading) article.append(make("div", { class: "headline" }, make("h2", {}, answer.heading), this.saver(answer)));
     this.content.replaceChildren(article);
     answer.figures.forEach((figure, i) => only(i) && drawInto(article, answer, figure, i, level, (words) => this.fail(words)));
