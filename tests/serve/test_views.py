@@ -22,7 +22,7 @@ from cutaway.language_model import LanguageModel
 from cutaway.serve.experiment import experiment
 from cutaway.serve.kept import Answer, Kept
 from cutaway.serve.neurons import neurons
-from cutaway.serve.questions import MOST, MOST_SWEPT, QUESTIONS
+from cutaway.serve.questions import MOST, MOST_HELD, MOST_SWEPT, QUESTIONS
 from cutaway.serve.reply import Refusal
 from cutaway.serve.runlog import read_run
 from cutaway.serve.staged import STAGES, staged
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_refused_in_one_line(live: Live, name: str, body: d
         ("cost", {"of": "../../etc/passwd"}, "one of gpt2"),
         ("cost", {"context": 10**8}, "context = "),
         ("effects", {"prompt": [5] * 200}, "128 at most"),
-        ("effects", {"prompt": [5] * (MOST + 1), "estimate": True}, "tokens"),
+        ("effects", {"prompt": [5] * (MOST_HELD + 1), "estimate": True}, "tokens"),
         ("growing", {"prompt": TEXT, "head": "0.0"}, "no run is shown"),
         ("experiment", {"prompt": TEXT, "heads": ["7.7"]}, "outside"),
     ],

@@ -202,7 +202,7 @@ def effects(
             once; None takes all for heads and each for the others.
         estimate: take every replacement's change to first order, gradient · (new − old), from one pass forward and one
             back, instead of running it. A function of your own must then give a tensor that depends on the logits.
-        limit: what the traces may hold, each, gradients included [B].
+        limit: what the traces may hold, each, gradients included [B]; the graph of an estimate's pass comes on top.
         batch: passes at once.
         progress: called with how many passes are done, and how many there are; not where it is estimated.
     Raises:

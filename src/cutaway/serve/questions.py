@@ -37,6 +37,7 @@ from cutaway.serve.turns import Said, Tell
 MOST = 1024  # tokens of a text that is looked into
 MOST_PER_TOKEN = 64  # characters of its tokens on average: a longer text is not even read, as texts wait meanwhile
 MOST_SWEPT = 128  # of one that is read again for every part
+MOST_HELD = 256  # of one whose whole pass is held for its gradient, or that keeps the network for some passes in a row
 MOST_CHANGED = 512  # heads and feed-forwards switched off
 LONG = 4000  # characters of a short field
 
@@ -197,7 +198,7 @@ class EffectsQuestion(Question):
     estimate: bool = False  # nothing but the estimate, which else is told first
 
     def answer(self, asked: Asked) -> Result:
-        most, instead = (MOST, "shorten it") if self.estimate else (MOST_SWEPT, "shorten it, or only estimate")
+        most, instead = (MOST_HELD, "shorten it") if self.estimate else (MOST_SWEPT, "shorten it, or only estimate")
         ids = asked.ids(self.prompt, most, instead)
         source = asked.ids(self.source, most, instead) if self.how == "patch" and self.source else None
         chosen: dict[str, Any] = {"source": source, "what": self.what, "how": self.how}
@@ -218,7 +219,7 @@ class ExactQuestion(Question):
     def answer(self, asked: Asked) -> Result:
         return exact(
             asked.model,
-            asked.ids(self.prompt),
+            asked.ids(self.prompt, MOST_HELD),
             progress=lambda done, total, so_far: asked.tell(Said(done, total, "promises", so_far)),
         )
 

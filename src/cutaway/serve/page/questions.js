@@ -62,7 +62,7 @@ const LIST = {
       { name: "how", label: "Replaced by", kind: "select", value: "zero", options: [["zero", "zeros"], ["mean", "its mean over the positions"], ["patch", "what it is in another text"]] },
       { name: "source", label: "The other text, for patching", kind: "lines", rows: 2, hint: "as many tokens as the text", when: (v) => v.how === "patch" },
       target("Token"), versus,
-      { name: "estimate", label: "Only the estimate", kind: "check", value: false, hint: "one pass and its gradient; for texts of up to 1,024 tokens" }],
+      { name: "estimate", label: "Only the estimate", kind: "check", value: false, hint: "one pass and its gradient; for texts of up to 256 tokens" }],
     body: (v) => ({ prompt: v.text, estimate: v.estimate, what: v.what, how: v.how, source: v.how === "patch" ? v.source || null : null, target: token(v.target), versus: token(v.versus) }),
   },
   compare: {
