@@ -232,7 +232,8 @@ def test_spikes_of_a_run_are_found_by_its_own_noise(model: LanguageModel, tmp_pa
     assert spike.where == "step 121"
     assert spike.value > 8
     assert f"{jumped[121]:.3g} where" in spike.says
-    assert spikes(range(200), [9.0, *losses[1:]])[0].where == "step 0"
+    assert spikes(range(200), [losses[0], 9.0, *losses[2:]])[0].where == "step 1"
+    assert spikes(range(60), [8.35, 8.36, 8.2, 7.9, *(7.0 + x / 50 for x in noise[4:60])]) == []  # fell, then rested
 
     found = findings(model, TEXT, run=log(tmp_path, [*jumped[:150], None, *jumped[151:]]))
     assert of_kind(found, "loss spike").keys() == {"step 1220", "step 1510"}

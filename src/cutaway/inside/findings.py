@@ -246,14 +246,19 @@ def losses_of(run: str | Path) -> tuple[list[int], list[float], list[int]]:
 
 
 def spikes(steps: Sequence[int], losses: Sequence[float]) -> list[Finding]:
-    """Losses far above their neighbours: the median of those before and behind, and their median deviation."""
+    """Losses far above their neighbours: the median of those before and behind, and their median deviation.
+
+    And far above the median of those before alone: a run begins high and falls, which is no jump.
+    """
     above = []
     for i, loss in enumerate(losses):
-        near = [losses[j] for j in range(max(i - REACH, 0), min(i + REACH + 1, len(losses))) if j != i]
-        if len(near) < REACH:
+        before, behind = losses[max(i - REACH, 0) : i], losses[i + 1 : i + REACH + 1]
+        near = [*before, *behind]
+        if not before or len(near) < REACH:
             continue
-        usual = statistics.median(near)
-        spread = 1.4826 * statistics.median(abs(other - usual) for other in near)  # of normal noise: its deviation
+        middle = statistics.median(near)
+        spread = 1.4826 * statistics.median(abs(other - middle) for other in near)  # of normal noise: its deviation
+        usual = max(middle, statistics.median(before))
         if loss - usual > SPIKE * max(spread, 1e-3):
             above.append((i, (loss - usual) / max(spread, 1e-3), usual))
     groups: list[list[tuple[int, float, float]]] = []
