@@ -229,6 +229,9 @@ def test_sizes_go_from_the_least_to_the_most() -> None:
         "blank < 12.0  ░ ≥ 12.0  ▒ ≥ 14.0  ▓ ≥ 16.0  █ ≥ 18.0",
     ]
     assert lines(heat_map([[3, 3]], "size"))[2:4] == ["0 │████│", "█ all 3.00"]
+    assert lines(heat_map([[2.181, 2.183, 2.186]], "size"))[3] == (
+        "blank < 2.182  ░ ≥ 2.182  ▒ ≥ 2.183  ▓ ≥ 2.184  █ ≥ 2.185"  # as many digits as tell them apart
+    )
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -57,16 +57,16 @@ def flow(items: Sequence[Text], width: int, gap: int = 2) -> Iterator[Text]:
         yield row
 
 
-def number(value: float) -> str:
-    """Three significant digits, or all before the point; – where there is none."""
+def number(value: float, digits: int = 3) -> str:
+    """So many significant digits, or all before the point; – where there is none."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value == 0:
         return "0"
-    exponent = int(f"{value:.2e}".partition("e")[2])  # of the rounded number: 9.996 is 10.0
-    text = f"{value:.2e}" if not -5 < exponent < 6 else f"{value:,.{max(2 - exponent, 0)}f}"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded number: 9.996 is 10.0
+    text = f"{value:.{digits - 1}e}" if not -5 < exponent < 6 else f"{value:,.{max(digits - 1 - exponent, 0)}f}"
     return text.replace("-", "−")
 
 

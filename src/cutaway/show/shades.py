@@ -84,9 +84,14 @@ class Shades:
         for level in (4, 3, 2, 1):
             yield _item(DOWN[level], VERMILION, f"≤ {number(-self.edges[level - 1])}")
 
+    @property
+    def digits(self) -> int:
+        """Three, or as many more as tell the edges of a narrow map apart."""
+        return next((n for n in range(3, 9) if len({number(edge, n) for edge in self.edges}) == len(self.edges)), 9)
+
     def _edge(self, level: int) -> str:
         edge = self.edges[level - 1]
-        return str(edge) if self.scale == "share" else number(edge)
+        return str(edge) if self.scale == "share" else number(edge, self.digits)
 
 
 def _item(mark: str, style: str, words: str) -> Text:
