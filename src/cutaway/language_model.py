@@ -343,15 +343,16 @@ def load(
     dtype = as_dtype(dtype)  # a wrong one is told before anything is fetched
     device = as_device(device)
     path = resolve(name if name is not None else default_model(), revision=revision, progress=progress)
-    if path.is_file():
-        with GGUFFile(path) as file:
-            network, report = load_gguf(file, dtype, device)
-            tokenizer = tokenizer_from_gguf(file.metadata)
-        named_ends: frozenset[int] = frozenset()
-    else:
-        network, report = load_folder(path, dtype, device)
-        tokenizer = Tokenizer.from_folder(path)
-        named_ends = end_ids_of(path)
+    with torch.inference_mode(False):  # weights made in it could never be read for gradients
+        if path.is_file():
+            with GGUFFile(path) as file:
+                network, report = load_gguf(file, dtype, device)
+                tokenizer = tokenizer_from_gguf(file.metadata)
+            named_ends: frozenset[int] = frozenset()
+        else:
+            network, report = load_folder(path, dtype, device)
+            tokenizer = Tokenizer.from_folder(path)
+            named_ends = end_ids_of(path)
     bos_id, pad_id = (
         first_id([report.generation.get(name)], network.config.d_vocab) for name in ("bos_token_id", "pad_token_id")
     )

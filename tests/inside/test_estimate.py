@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from cutaway.figures import Prose
 from cutaway.inside.edits import Edit, Mean, Patch, Site, Zero
 from cutaway.inside.effects import VALUES, Effects, effects
 from cutaway.inside.names import Axes, Index
-from cutaway.language_model import LanguageModel
-from support.tiny import FAMILIES, OURS
+from cutaway.language_model import LanguageModel, load
+from support.tiny import FAMILIES, OURS, reference_folder
 
 Build = Callable[..., LanguageModel]
 TEXT, OTHER = [3, 14, 15, 9, 26, 5], [5, 35, 8, 9, 7, 5]
@@ -176,6 +177,13 @@ def test_it_says_that_it_is_an_estimate(build: Build) -> None:
 
 def failing(logits: Tensor) -> Tensor:
     raise RuntimeError
+
+
+def test_a_model_loaded_in_inference_mode_has_gradients(tmp_path: Path) -> None:
+    reference_folder(tmp_path / "gpt2", "gpt2")
+    with torch.inference_mode():
+        inside = effects(load(tmp_path / "gpt2"), TEXT, estimate=True)
+    assert np.array_equal(inside.values, effects(load(tmp_path / "gpt2"), TEXT, estimate=True).values)
 
 
 @pytest.mark.parametrize(
