@@ -142,6 +142,8 @@ def test_a_word_is_found_as_a_word_the_last_time_it_stands() -> None:
         (WORD, [ONE, TWO], {"groups": ["a", "a"]}, "all sentences are of sense 'a'"),
         (WORD, [ONE, [3, 4]], {}, "sentence 2 ('3 4') has no word 26"),
         (WORD, [ONE, [*ONE[:5], 9, 9]], {}, "sentences 1 and 2 are the same up to the word"),
+        (None, [ONE, TWO], {}, "word = None: give text, an id, or several ids"),
+        (1.5, [ONE, TWO], {}, "word = 1.5: give text, an id, or several ids"),
         ([3, 14], [ONE, TWO], {}, "sentence 2 ('5 7 8 9 3 2 26') has no word [3, 14]"),
         (WORD, [ONE, TWO], {"n": 4}, "n = 4: it must be from 1 to 3"),
         (WORD, [ONE, TWO], {"limit": 10}, "the limit is 10"),
@@ -154,6 +156,14 @@ def test_what_cannot_be_asked_is_said_in_one_line(
         senses(build("grouped"), word, sentences, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_ids_of_a_word_come_in_any_wrapping(build: Build) -> None:
+    model, texts = build("grouped"), [[3, 14, 7, 26, 5], [7, 26, 8]]
+    for plain, *wrapped in ((26, torch.tensor(26), np.int64(26)), ([7, 26], torch.tensor([7, 26]), np.array([7, 26]))):
+        found = [senses(model, word, texts, n=1) for word in (plain, *wrapped)]
+        assert [one.word for one in found] == [found[0].word] * 3
+        assert all(np.array_equal(one.similarity, found[0].similarity) for one in found)
 
 
 def test_a_model_without_a_mask_is_refused(build: Build) -> None:

@@ -19,7 +19,7 @@ from cutaway.figures import Bars, Figure, HeatMap, Lines, Numbers, Prose, Result
 from cutaway.generate.decoding import padded
 from cutaway.inside.edits import Edit, Replace
 from cutaway.inside.labels import labels
-from cutaway.inside.targets import Reader, count_of, wide
+from cutaway.inside.targets import Reader, count_of, whole_number, wide
 from cutaway.inside.trace import LAST, LIMIT, watching
 from cutaway.inside.values import Values
 from cutaway.nn.cache import Cache
@@ -394,5 +394,6 @@ def place_of(tokenizer: Tokenizer | IdTokenizer, word: Any, ids: Sequence[int], 
 
 
 def ids_of(word: Any) -> list[int]:
-    """One id or several."""
-    return [int(i) for i in word] if isinstance(word, Sequence | Tensor) and not isinstance(word, str) else [int(word)]
+    """One id or several, also as a tensor or an array; an InsideError for anything else."""
+    several = word if isinstance(word, Iterable) and getattr(word, "ndim", None) != 0 else [word]
+    return [whole_number(i, "word", "text, an id, or several ids") for i in several]
