@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import ContextError, InsideError
-from cutaway.inside.edits import Add, KnockOut, Scale
+from cutaway.inside.edits import Add, KnockOut, Scale, Zero
 from cutaway.inside.names import fitting, names
 from cutaway.inside.tap import TraceTap
 from cutaway.inside.trace import Trace, predict_bytes
@@ -363,7 +363,10 @@ def test_gradients_of_the_loss_are_those_of_autograd(at: str, build: Build) -> N
         ({"of": (0.5, 0), "grad": True}, r"of = \(0.5, 0\): give \(position, token\)"),
         ({"of": (0, 1, 2), "grad": True}, r"of = \(0, 1, 2\): give"),
         ({"of": 3, "grad": True}, "of = 3: give"),
-        ({"keep": [3]}, "keep: 3 is no name"),
+        ({"keep": [3]}, "3 is no name"),
+        ({"keep": [None]}, "None is no name"),
+        ({"keep": 3}, "3 is no name"),
+        ({"keep": (), "edits": Zero(3)}, "3 is no name"),  # type: ignore[arg-type]
         ({"of": "los", "grad": True}, "of = 'los': it must be \"loss\""),
         ({"generate": 2, "grad": True}, "generate = 2 with grad"),
         ({"temperature": 0}, "temperature is an option of generating"),

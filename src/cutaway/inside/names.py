@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from cutaway.config import LearnedPositionConfig, ModelConfig
 from cutaway.errors import InsideError
@@ -180,8 +181,20 @@ def fitting(config: ModelConfig, patterns: str | Iterable[str], texts: Iterable[
     Raises:
         InsideError: a pattern that means nothing here.
     """
-    several = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    return list(_fitting(config, several, tuple(dict.fromkeys(texts))))
+    return list(_fitting(config, tuple(listed(patterns)), tuple(dict.fromkeys(texts))))
+
+
+def listed(patterns: Any) -> list[str]:
+    """One pattern or several, as a list.
+
+    Raises:
+        InsideError: something that is no text.
+    """
+    several = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
+    for pattern in several:
+        if not isinstance(pattern, str):
+            raise InsideError(f"{pattern!r:.40} is no name: write it like blocks.3.attn.pattern[head 5]")
+    return several
 
 
 @functools.lru_cache(maxsize=32)  # hundreds of names, often the same for many texts, and of a large model 0.4 MB

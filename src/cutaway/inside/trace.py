@@ -15,7 +15,7 @@ from cutaway.errors import InsideError
 from cutaway.figures import plain
 from cutaway.generate.decoding import Generation, Piece
 from cutaway.inside.edits import Edit
-from cutaway.inside.names import Target, fitting, sizes
+from cutaway.inside.names import Target, fitting, listed, sizes
 from cutaway.inside.passes import Of, gradients, residual, run_backward, run_generations
 from cutaway.inside.stages import follows, made
 from cutaway.inside.tap import Row, TraceTap
@@ -144,19 +144,17 @@ def watching(
         (n, min(n + max(n_new - 1, 0), max(n, config.n_ctx)))
         for n, n_new in ((len(g.request.prompt), g.request.max_tokens) for g in generations)
     ]
-    names = [keep] if isinstance(keep, str) else list(keep or ())
-    if (wrong := next((name for name in names if not isinstance(name, str)), None)) is not None:
-        raise InsideError(f"keep: {wrong!r:.40} is no name: write it like blocks.3.attn.pattern[head 5]")
+    names = listed(keep or ())
     if not any(name.lstrip().startswith("logits") for name in names):
         names = [*names, "logits"]
     wanted = [] if keep is None else fitting(config, names, lengths)
-    listed = [edits] if isinstance(edits, Edit | str) else list(edits)  # a string is refused as a whole
-    for edit in listed:
+    several = [edits] if isinstance(edits, Edit | str) else list(edits)  # a string is refused as a whole
+    for edit in several:
         if not isinstance(edit, Edit):
             raise InsideError(
                 f"{edit!r} is no edit: give Zero(...), Scale(...), Patch(...) or another of cutaway.inside"
             )
-    aimed = [(edit, target) for edit in listed for target in fitting(config, edit.at, lengths)]
+    aimed = [(edit, target) for edit in several for target in fitting(config, edit.at, lengths)]
     for edit, target in aimed:
         edit.check(target)
         for n_prompt, n in lengths:
