@@ -17,6 +17,7 @@ from cutaway.inside.altered import altered
 from cutaway.inside.edits import Replace
 from cutaway.inside.senses import place_of, senses
 from cutaway.language_model import LanguageModel, load
+from cutaway.show.heatmap import in_words
 from support.tiny import FAMILIES, OURS
 
 Build = Callable[..., LanguageModel]
@@ -100,6 +101,7 @@ def test_figures_and_plain_data(build: Build) -> None:
     assert lines.series[1].y == pytest.approx(found.similarity[:, 0, 2])
     assert isinstance(matrix, HeatMap)
     assert np.diagonal(matrix.values) == pytest.approx(1)
+    assert in_words(matrix, 0, 0) == "sentences 1 a and 1 a: cosine 1.00"
     assert isinstance(parts, Table)
     assert len(parts.rows) == 2
     assert isinstance(bars, Bars)

@@ -157,7 +157,7 @@ class Senses(Result):
             values=self.similarity[-1],
             row_axis="sentence",
             column_axis="sentence",
-            says="‘{row}’ and ‘{column}’: cosine {value}",
+            says="sentences {row} and {column}: cosine {value}",
             scale="size",
             unit="cosine",
         )
