@@ -175,7 +175,8 @@ def _read(model: LanguageModel, ids: list[int], edits: Sequence[Edit]) -> Run:
     """The prompt in one pass, nothing written yet."""
     (found,) = trace(model, [ids], keep=[], edits=edits)
     scores = wide(found.logits)
-    losses = F.cross_entropy(scores[:-1], torch.tensor(ids[1:], device=scores.device), reduction="none")
+    said = torch.tensor(ids[1:], dtype=torch.long, device=scores.device)  # named: of no tokens it would be of floats
+    losses = F.cross_entropy(scores[:-1], said, reduction="none")
     return Run(next=scores[-1].double().softmax(-1).cpu(), losses=losses.cpu().numpy())
 
 
