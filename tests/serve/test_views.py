@@ -156,6 +156,12 @@ def test_what_is_found_so_far_is_an_answer_under_the_same_name(live: Live) -> No
     assert [len(line["so_far"]["figures"][0]["rows"]) for line in lines[:-1]] == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_an_experiment_on_one_token_has_no_loss(live: Live) -> None:
+    answer = lines_of(live, "experiment", prompt=[5], heads=["0.1"], n_new=2)[-1]["answer"]
+    assert [figure["kind"] for figure in answer["figures"]] == ["prose", "prose", "table", "table"]
+    assert answer["figures"][3]["rows"][0][1:] == [None, None, None]
+
+
 def test_an_experiment_takes_each_part_once_and_is_refused_before_its_first_pass(talker_model: LanguageModel) -> None:
     ids, told = talker_model.encode(TEXT), []
     once = experiment(talker_model, ids, heads=[(0, 1)], feed_forwards=[1], how="mean", n_new=2)
@@ -352,6 +358,9 @@ def test_what_was_asked_for_longest_ago_goes_first() -> None:
     assert kept.n_bytes == 900 and kept.get(answers[0].id) is answers[0]
     with pytest.raises(Refusal, match="ask again"):
         kept.get(answers[1].id)
+    kept.add(Answer(Big(300), answers[3].id))  # in the place of what was found so far: now the newest
+    kept.add(Answer(Big(500)))
+    assert kept.get(answers[3].id).n_bytes == 300
     kept.add(answers[4])
     assert kept.get(answers[4].id) is answers[4] and kept.n_bytes == 5000
 

@@ -136,16 +136,18 @@ class Scheduler:
         if n > self.limits.n_waiting:
             raise ServeError(f"the request asks for {n} texts, the limit is {self.limits.n_waiting}: split it")
 
-    def look(self, work: Callable[[], R]) -> Future[R]:
+    def look(self, work: Callable[[], R], *, begun: bool = False) -> Future[R]:
         """Let the thread run something on the network, between two passes.
 
+        Args:
+            begun: the next part of what was let in before, which is not turned away half done.
         Raises:
             BusyError: too many wait already, or the server is stopping.
         """
         future: Future[R] = Future()
         with self._changed:
             self._refuse_when_stopping()
-            if len(self._looks) >= self.limits.n_looks:
+            if not begun and len(self._looks) >= self.limits.n_looks:
                 raise BusyError(f"{len(self._looks)} looks inside wait already, which is the limit: try again later")
             self._looks.append((future, work))
             self._changed.notify()

@@ -43,13 +43,13 @@ class Service:
         if name not in (None, self.name):
             raise NotFoundError(f"model = {(name or '')[:80]!r} is not served here: use {self.name!r}")
 
-    async def look(self, work: Callable[[], R]) -> R:
+    async def look(self, work: Callable[[], R], *, begun: bool = False) -> R:
         """Run something on the network, in the thread that owns it, between two passes.
 
         Raises:
             BusyError: too many wait already. What the work raises comes out here.
         """
-        return await asyncio.wrap_future(self.scheduler.look(work))
+        return await asyncio.wrap_future(self.scheduler.look(work, begun=begun))
 
     async def ids(self, prompt: str | list[int]) -> list[int]:
         """A prompt's ids, checked, worked out away from the event loop."""

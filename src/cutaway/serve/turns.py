@@ -66,9 +66,11 @@ class Turns:
         """
         threading.Thread(target=self._thread, name="question", daemon=True).start()
         turn = news = None
+        begun = False
         try:
             while not self._ended:
-                turn = asyncio.ensure_future(self._service.look(self._turn))
+                turn = asyncio.ensure_future(self._service.look(self._turn, begun=begun))
+                begun = True
                 while not turn.done():
                     news = asyncio.ensure_future(self._news.get())
                     await asyncio.wait({turn, news}, return_when=asyncio.FIRST_COMPLETED)
