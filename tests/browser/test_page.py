@@ -267,10 +267,20 @@ def test_a_long_question_can_be_cancelled(go: Go) -> None:
     page.get_by_role("button", name="Run").click()
     page.wait_for_selector(".status :text-matches('of 400 tokens')")
     page.get_by_role("button", name="Cancel").click()
-    page.wait_for_selector(".status:empty", state="attached")
     page.wait_for_timeout(400)
+    assert page.locator(".status").inner_text() == "Cancelled: this is what was found until then."
     assert page.locator(".answered").count() == 0
     assert page.locator(".so-far h2").inner_text() == "With feed-forward 1 at zero"  # what was found stays
+
+
+def test_back_from_a_long_question_ends_it(go: Go) -> None:
+    page = go(f"#/experiment?text={PROMPT}&ff=1&n_new=200").page
+    page.get_by_role("button", name="Run").click()
+    page.wait_for_selector(".so-far")
+    page.go_back()
+    page.wait_for_function("!location.hash.includes('run=1')")
+    page.wait_for_timeout(400)
+    assert page.locator(".status").inner_text() == page.locator(".place .answer").inner_text() == ""
 
 
 def test_an_answer_is_saved_as_one_file(go: Go, tmp_path: Path) -> None:

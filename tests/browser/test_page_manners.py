@@ -106,6 +106,14 @@ def test_by_keyboard_alone(go: Go) -> None:
     assert "key ‘RO’(0)" in page.locator(".stage .reading").inner_text()
 
 
+def test_who_reads_what_is_found_so_far_is_not_sent_away(go: Go) -> None:
+    page = go(f"#/experiment?text={PROMPT}&ff=1&n_new=20").page
+    page.get_by_role("button", name="Run").click()
+    page.locator(".so-far").get_by_role("button", name="Save as a file").focus()
+    page.wait_for_selector(".answered")
+    assert page.locator(".answered h2").evaluate("(title) => title === document.activeElement")
+
+
 def test_dark_and_light(go: Go) -> None:
     background = "() => getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     visit = go("#/tower", color_scheme="dark")

@@ -41,6 +41,13 @@ export class Place {
     this.#rest();
   }
 
+  /** Nothing is asked, nothing is shown. */
+  clear() {
+    this.cancel();
+    this.fail("");
+    this.content.replaceChildren();
+  }
+
   /** What was wrong, in one line; nothing takes it away. */
   fail(words) {
     this.alert.textContent = words;
@@ -50,9 +57,12 @@ export class Place {
   /** Draws an answer's figures. */
   show(answer, { heading = true, level = 3, only = () => true } = {}) {
     const article = make("article", { class: `answered of-${this.name}` });
-    if (heading) article.append(make("div", { class: "headline" }, make("h2", {}, answer.heading), this.saver(answer)));
+    const read = this.content.contains(document.activeElement);
+    const title = make("h2", { tabindex: -1 }, answer.heading);
+    if (heading) article.append(make("div", { class: "headline" }, title, this.saver(answer)));
     this.content.replaceChildren(article);
     answer.figures.forEach((figure, i) => only(i) && drawInto(article, answer, figure, i, level, (words) => this.fail(words)));
+    if (read) title.focus({ preventScroll: true }); // who was in what was found so far is in what takes its place
     return article;
   }
 
@@ -78,8 +88,13 @@ export class Place {
     this.content.classList.add("stale");
     this.bar = make("progress", { "aria-label": "Working" });
     this.words = make("span", {}, "Working…");
-    this.status.replaceChildren(this.bar, this.words, button("Cancel", () => this.cancel(), { class: "quiet" }));
+    this.status.replaceChildren(this.bar, this.words, button("Cancel", () => this.#stop(), { class: "quiet" }));
     if (!quiet) this.element.setAttribute("aria-busy", "true");
+  }
+
+  #stop() {
+    this.cancel();
+    if (this.content.querySelector(".so-far")) this.status.append(make("span", {}, "Cancelled: this is what was found until then."));
   }
 
   #progress({ done, total, words }, timer) {

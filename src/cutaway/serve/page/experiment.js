@@ -98,6 +98,7 @@ function mount(body, state, page) {
     update(to) {
       build(to);
       if (to.run) ask();
+      else place.clear();
     },
     leave: () => place.cancel(),
   };

@@ -136,6 +136,7 @@ function mount(body, state, page, name, question) {
       current = to;
       build();
       if (!question.long || to.run) ask();
+      else place.clear();
     },
     leave: () => place.cancel(),
   };
