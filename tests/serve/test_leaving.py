@@ -77,6 +77,18 @@ def test_a_body_that_never_ends_is_given_up(talker: Live, monkeypatch: pytest.Mo
         object.__setattr__(talker.service.limits, "body_seconds", 30.0)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/page/api/ask/exact"])
+def test_who_leaves_within_a_body_leaves_no_trace(talker: Live, caplog: pytest.LogCaptureFixture, path: str) -> None:
+    answers = talker.service.metrics.answers
+    before = sum(answers.values())
+    with socket.create_connection(tuple(talker.url.removeprefix("http://").split(":")), timeout=30) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        time.sleep(0.1)
+    assert eventually(lambda: sum(answers.values()) > before)
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("begun", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: 127"])
 def test_who_asks_for_nothing_is_not_waited_for(talker: Live, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     """Open connections are counted: without a deadline, who opens enough of them would keep everyone else out."""

@@ -12,12 +12,10 @@ from fastapi.responses import JSONResponse
 from cutaway.errors import ServeError
 from cutaway.generate.decoding import Generation
 from cutaway.serve.answers import ChatShape, CompletionShape, Draft, Json, Scored, Shape, scored, usage_of
-from cutaway.serve.reply import ERRORS, JsonRoute
+from cutaway.serve.reply import CLIENT_LEFT, ERRORS, JsonRoute
 from cutaway.serve.requests import ChatBody, CompletionBody, Sampled, prompts_of
 from cutaway.serve.service import Served, Service, prompt_logprobs
 from cutaway.serve.stream import Event, EventStream, Texts, unless_left
-
-CLIENT_LEFT = 499  # nobody sees it
 
 EITHER: dict[int | str, dict[str, Any]] = {
     200: {

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cutaway.errors import (
     BusyError,
@@ -28,6 +29,7 @@ from cutaway.errors import (
 from cutaway.serve.scheduler import PassError
 
 RETRY_AFTER = "1"  # [s]
+CLIENT_LEFT = 499  # nobody sees it
 CLIENTS = (ServeError, GenerationError, InsideError, TokenizerError)  # what a request can be wrong about
 SURROGATE = re.compile("[\ud800-\udfff]")
 TOLD = {"application/json": {"schema": {
@@ -208,6 +210,10 @@ def tell_errors(app: FastAPI) -> None:
 
     for kind in (CutawayError, NotFoundError):
         app.add_exception_handler(kind, named)
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:

@@ -27,10 +27,9 @@ from cutaway.errors import CutawayError, ServeError
 from cutaway.figures import Figure, HeatMap, HeatMaps, Result, plain
 from cutaway.language_model import LanguageModel
 from cutaway.presets import PRESETS
-from cutaway.serve.api import CLIENT_LEFT
 from cutaway.serve.kept import Answer, Kept, new_name
 from cutaway.serve.questions import MOST, QUESTIONS, Asked, Question
-from cutaway.serve.reply import JsonRoute, Refusal, error_of
+from cutaway.serve.reply import CLIENT_LEFT, JsonRoute, Refusal, error_of
 from cutaway.serve.requests import Body, OnePrompt, prompt_of
 from cutaway.serve.runlog import read_run
 from cutaway.serve.service import Served, Service
