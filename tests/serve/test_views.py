@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from cutaway.serve.staged import STAGES, staged
 from cutaway.serve.tower import Tower, tower
 from cutaway.serve.views import Exhibits
 from cutaway.serve.written import explained, next_of
-from support.serving import Live, error_of, serving
+from support.serving import Live, error_of, lines_of, serving
 
 TEXT = "to be or not to be"
 API = "/page/api"
@@ -39,13 +38,6 @@ API = "/page/api"
 def live(talker_model: LanguageModel) -> Iterator[Live]:
     with serving(talker_model, exhibits=Exhibits(others={"the same": talker_model})) as found:
         yield found
-
-
-def lines_of(live: Live, name: str, **body: Any) -> list[Any]:
-    """What a long question tells, line by line."""
-    response = live.post(f"{API}/ask/{name}", **body)
-    assert response.status_code == 200, response.text
-    return [json.loads(line) for line in response.text.splitlines()]
 
 
 # ---- the numbers
@@ -294,40 +286,6 @@ def test_figures_are_not_made_by_the_event_loop(live: Live, monkeypatch: pytest.
     for _ in range(2):
         lines_of(live, "tower", prompt=TEXT)
     assert len(makers) == 2 and all(name.startswith("asyncio_") for name in makers)
-
-
-def test_a_long_question_shares_the_network_and_ends_with_its_client(live: Live) -> None:
-    began = threading.Event()
-
-    def ask() -> None:
-        body = {"prompt": TEXT, "without": ["mask"], "n_new": 200}
-        with live.client.stream("POST", f"{API}/ask/experiment", json=body) as response:
-            for _ in response.iter_lines():
-                began.set()
-                if left.is_set():
-                    return
-
-    left = threading.Event()
-    asking = threading.Thread(target=ask)
-    asking.start()
-    assert began.wait(20)
-    text = live.ok("/v1/completions", prompt=TEXT, max_tokens=4, temperature=0)["choices"][0]["text"]
-    assert asking.is_alive()  # the text did not wait for the end of the question
-    plain = live.model.generate(TEXT, max_tokens=4, temperature=0)
-    assert text == plain.text  # type: ignore[union-attr]
-    left.set()
-    asking.join(20)
-    assert ended()
-
-
-def ended(seconds: float = 20.0) -> bool:
-    """Whether no question is at work any more, within the time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(thread.name == "question" for thread in threading.enumerate()):
-            return True
-        time.sleep(0.01)
-    return False
 
 
 # ---- what is kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,3 +99,10 @@ def serving(
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
+
+
+def lines_of(live: Live, name: str, **body: Any) -> list[Any]:
+    """What a long question tells, line by line."""
+    response = live.post(f"/page/api/ask/{name}", **body)
+    assert response.status_code == 200, response.text
+    return [json.loads(line) for line in response.text.splitlines()]

@@ -14,7 +14,8 @@ class Limits:
     Args:
         n_running: texts that share a pass.
         n_waiting: texts that wait for their turn; past it a request is told to come back.
-        n_looks: looks inside that wait for their turn.
+        n_looks: looks inside that wait for their turn, and long questions besides.
+        n_questions: long questions that are at work, in turns, each holding what it keeps of its passes.
         cache_bytes: keys and values of all texts, running, being read and remembered [B].
         stall_seconds: for so long running texts may wait while a piece of a new prompt is read [s].
         piece, long_piece: prompt tokens in such a piece, at least and at most: how many fit that time is found out.
@@ -28,6 +29,7 @@ class Limits:
     n_running: int = 16
     n_waiting: int = 64
     n_looks: int = 8
+    n_questions: int = 2
     cache_bytes: int = 2 * GIB
     stall_seconds: float = 0.1
     piece: int = 32

@@ -37,7 +37,7 @@ from cutaway.serve.turns import Said, Tell
 MOST = 1024  # tokens of a text that is looked into
 MOST_PER_TOKEN = 64  # characters of its tokens on average: a longer text is not even read, as texts wait meanwhile
 MOST_SWEPT = 128  # of one that is read again for every part
-MOST_HELD = 256  # of one whose whole pass is held for its gradient, or that keeps the network for some passes in a row
+MOST_HELD = 256  # of one of which much is held at once, or that keeps the network for some passes in a row
 MOST_CHANGED = 512  # heads and feed-forwards switched off
 LONG = 4000  # characters of a short field
 
@@ -236,12 +236,11 @@ class CompareQuestion(Question):
         if self.other not in asked.others:
             known = ", ".join(asked.others) or "none"
             raise ServeError(f"other = {self.other[:40]!r}: the server was started with {known} to compare with")
-        text = prompt_of(self.prompt)
-        asked.ids(text)
+        asked.ids(self.prompt, MOST_HELD)
         return compare(
             asked.model,
             asked.others[self.other],
-            text,
+            prompt_of(self.prompt),
             names=(asked.name, self.other),
             last=self.last,
             progress=lambda done, total, so_far: asked.tell(Said(done, total, "layers", so_far)),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import torch
 from fastapi import Depends, Request
 
-from cutaway.errors import ServeError
+from cutaway.errors import BusyError, ServeError
 from cutaway.language_model import LanguageModel
 from cutaway.serve.limits import Limits
 from cutaway.serve.metrics import Metrics
@@ -33,6 +34,8 @@ class Service:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.model.network, self.limits, self.metrics)
+        self.places = asyncio.Semaphore(self.limits.n_questions)  # of long questions, which hold what they found so far
+        self._n_asked = 0
 
     def check_model(self, name: str | None) -> None:
         """Whether this is the model that was asked for.
@@ -50,6 +53,23 @@ class Service:
             BusyError: too many wait already. What the work raises comes out here.
         """
         return await asyncio.wrap_future(self.scheduler.look(work, begun=begun))
+
+    @asynccontextmanager
+    async def question(self) -> AsyncIterator[None]:
+        """A place among the long questions that are at work; wait for it in turn.
+
+        Raises:
+            BusyError: too many wait already.
+        """
+        n_waiting = self._n_asked - self.limits.n_questions
+        if n_waiting >= self.limits.n_looks:
+            raise BusyError(f"{n_waiting} questions wait already, which is the limit: try again later")
+        self._n_asked += 1
+        try:
+            async with self.places:
+                yield
+        finally:
+            self._n_asked -= 1
 
     async def ids(self, prompt: str | list[int]) -> list[int]:
         """A prompt's ids, checked, worked out away from the event loop."""

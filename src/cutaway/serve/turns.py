@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,13 @@ class Turns:
         Raises:
             BusyError: too many questions wait already. What the work raises comes out here.
         """
+        if self._service.places.locked():
+            yield Said(0, 0, "other questions come first")
+        async with self._service.question(), aclosing(self._told()) as told:
+            async for one in told:
+                yield one
+
+    async def _told(self) -> AsyncGenerator[Said | Any, None]:
         threading.Thread(target=self._thread, name="question", daemon=True).start()
         turn = news = None
         begun = False
