@@ -13,7 +13,7 @@ def test_a_prompt_that_several_texts_echo_is_read_once(talker: Live, monkeypatch
     """And not at all for a request of more texts than may ever wait."""
     looks: list[Any] = []
     look = talker.service.scheduler.look
-    monkeypatch.setattr(talker.service.scheduler, "look", lambda work: looks.append(work) or look(work))
+    monkeypatch.setattr(talker.service.scheduler, "look", lambda work, **how: looks.append(work) or look(work, **how))
     options: dict[str, Any] = {"max_tokens": 2, "echo": True, "logprobs": 1, "temperature": 0}
     one, *rest = talker.ok("/v1/completions", prompt="ab", n=3, **options)["choices"]
     assert len(looks) == 1
