@@ -51,9 +51,10 @@ def main() -> None:
             found = {name: seconds(client, name, body | {"prompt": prompt}) for name, body in VIEWS.items()}
             said = "   ".join(f"{name.removeprefix('ask/')} {value:.2f}" for name, value in found.items())
             print(f"  {length:5} tokens: {said}   (a plain pass {plain[length]:.2f})")
-            pairs = {name: first_and_last(client, name, body | {"prompt": prompt}) for name, body in MANY.items()}
-            said = "   ".join(f"{name.removeprefix('ask/')} {a:.2f}, {b:.2f}" for name, (a, b) in pairs.items())
-            print(f"               of many passes, first answer and last: {said}")
+        prompt = list(range(1000, 1000 + LENGTHS[0]))
+        pairs = {name: first_and_last(client, name, body | {"prompt": prompt}) for name, body in MANY.items()}
+        said = "   ".join(f"{name.removeprefix('ask/')} {a:.2f}, {b:.2f}" for name, (a, b) in pairs.items())
+        print(f"  of many passes, {LENGTHS[0]} tokens, first answer and last: {said}")
     print()
 
 
