@@ -105,15 +105,19 @@ def test_what_two_passes_tell_comes_first(model: LanguageModel) -> None:
     """The losses and heads of the first text, then the lens, layer by layer of each."""
     other, told = changed(model, "blocks.1.attn.qkv.weight", 1.5), []
     found = compare(model, other, [TEXT, SHORT], progress=lambda *said: told.append(said))
-    first = told[0][2]
+    alone, first = told[0][2], told[1][2]
+    assert alone is not None
+    assert alone.loss[0] == compare(model, other, TEXT).loss[0]
+    assert math.isnan(alone.loss[1])
+    json.dumps([alone.to_dict(), *(figure.to_dict() for figure in alone.figures())], allow_nan=False)
     assert first is not None
     assert first.heads is not None
     assert (first.lens_kl, first.weights) == (None, ())
     assert first.loss == compare(model, other, TEXT).loss
     assert [figure.kind for figure in first.figures()] == ["table", "heatmap"]
     json.dumps(first.to_dict(), allow_nan=False)
-    assert [said[0] for said in told] == [0, 1, 2, 3, 3, 4, 5, 6]
-    assert all(said[1] == 6 and said[2] is None for said in told[1:])
+    assert [said[0] for said in told] == [0, 0, 1, 2, 3, 3, 3, 4, 5, 6]
+    assert all(said[1] == 6 and said[2] is None for said in told[2:])
     assert found.lens_kl is not None
 
 

@@ -128,7 +128,11 @@ def test_an_experiment_is_two_runs(talker_model: LanguageModel) -> None:
 def test_an_experiment_tells_its_numbers_before_its_texts(talker_model: LanguageModel) -> None:
     ids, told = talker_model.encode(TEXT), []
     found = experiment(talker_model, ids, heads=[(0, 1)], n_new=3, progress=lambda *said: told.append(said))
-    assert [said[0] for said in told] == [0, 1, 2, 3, 3, 4, 5, 6] and all(said[1] == 6 for said in told)
+    assert [said[0] for said in told] == [0, 0, 1, 2, 3, 3, 4, 5, 6] and all(said[1] == 6 for said in told)
+    alone = told.pop(0)[2]
+    assert (alone.changed, alone.kl) == (None, None) and alone.plain.loss == found.plain.loss
+    assert [figure.kind for figure in alone.figures()] == ["table", "table", "lines"]
+    json.dumps([alone.to_dict(), *(figure.to_dict() for figure in alone.figures())], allow_nan=False)
     first = told[0][2]
     assert first.kl == found.kl and first.plain.text is first.changed.text is None
     assert told[3][2].plain.text == found.plain.text and told[-1][2].changed.text == found.changed.text
@@ -141,8 +145,8 @@ def test_what_is_found_so_far_is_an_answer_under_the_same_name(live: Live) -> No
     lines = lines_of(live, "experiment", prompt=TEXT, heads=["0.1"], n_new=2)
     parts = [line["so_far"] for line in lines if "so_far" in line]
     answer = lines[-1]["answer"]
-    assert len(parts) == 3 and {one["id"] for one in parts} == {answer["id"]}  # the numbers, then the first text twice
-    assert [len(one["figures"]) for one in (*parts, answer)] == [3, 4, 4, 5]
+    assert len(parts) == 4 and {one["id"] for one in parts} == {answer["id"]}  # of each pass, then with the first text twice
+    assert [len(one["figures"]) for one in (*parts, answer)] == [3, 3, 4, 4, 5]
     assert live.client.get(f"{API}/answers/{answer['id']}/figures/4").status_code == 200
     lines = lines_of(live, "exact", prompt=TEXT)
     assert [len(line["so_far"]["figures"][0]["rows"]) for line in lines[:-1]] == [1, 2, 3, 4, 5, 6, 7]

@@ -151,8 +151,8 @@ def compare(
         last: how many positions of each text the lens reads, counted from the end; None: all. Each costs a product
             with the head in every layer of both.
         limit: what the traces of one text may hold in each model [B].
-        progress: called with how many layers of how many are read by the lens, in all texts, and first with what is
-            found of the first text without the lens and the weights, which take longest.
+        progress: called with how many layers of how many are read by the lens, in all texts, and for the first text
+            with what is found so far: the loss of `a`, then all but the lens and the weights, which take longest.
     Raises:
         InsideError: no text in which anything is predicted; a `last` below 1; more bytes than the limit.
         ContextError, TokenizerError, GenerationError: as in `generate`.
@@ -165,17 +165,19 @@ def compare(
         raise InsideError("nothing to compare on: give a text of two tokens or more")
     notes = _differences(a, b, all(one == other for one, other in read))
     together, layers, heads = (not notes[name] for name in ("tokens", "layers", "heads"))
-    totals, sums, n_layers = np.zeros(2), _Sums(), a.network.config.n_layers
+    sums, n_layers = _Sums(), a.network.config.n_layers
+    losses: tuple[list[float], list[float]] = ([], [])
 
     def found(n_texts: int, weights: tuple[Part, ...] = (), unmatched: str = "") -> Comparison:
         n_tokens = [sum(len(pair[i]) - 1 for pair in read[:n_texts]) for i in (0, 1)]
         n_bytes = [_n_bytes(m, [pair[i] for pair in read[:n_texts]]) for i, m in enumerate((a, b))]
+        totals = [sum(one) if one else math.nan for one in losses]
         end, lens = sums.mean("end"), sums.mean("lens")
         return Comparison(
             names=names,
             last=last,
             n_tokens=(n_tokens[0], n_tokens[1]),
-            loss=(float(totals[0] / n_tokens[0]), float(totals[1] / n_tokens[1])),
+            loss=(totals[0] / n_tokens[0], totals[1] / n_tokens[1]),
             bits_per_byte=(_bits(totals[0], n_bytes[0]), _bits(totals[1], n_bytes[1])),
             weights=weights,
             heads=sums.mean("heads"),
@@ -187,8 +189,11 @@ def compare(
         )
 
     for i, (one, other) in enumerate(read):
-        (left,), (right,) = (trace(m, [text], keep=KEEP, limit=limit) for m, text in ((a, one), (b, other)))
-        totals += (_loss(left), _loss(right))
+        (left,) = trace(a, [one], keep=KEEP, limit=limit)
+        losses[0].append(_loss(left))
+        progress(i * n_layers, len(read) * n_layers, found(1) if i == 0 else None)
+        (right,) = trace(b, [other], keep=KEEP, limit=limit)
+        losses[1].append(_loss(right))
         if together:
             sums.add_pass(left, right, heads=layers and heads)
         progress(i * n_layers, len(read) * n_layers, found(1) if i == 0 else None)

@@ -46,6 +46,10 @@ class Run:
     def entropy(self) -> float:
         return float(torch.special.entr(self.next).sum())
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"text": self.text, "loss": self.loss, "losses": self.losses, "entropy": self.entropy}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Experiment(Result):
@@ -55,7 +59,7 @@ class Experiment(Result):
     labels: tuple[str, ...]
     changes: tuple[str, ...]
     plain: Run
-    changed: Run
+    changed: Run | None  # None: still to be run
     candidates: tuple[tuple[int, str], ...]  # the likeliest of both
 
     @property
@@ -63,56 +67,56 @@ class Experiment(Result):
         return f"With {'; '.join(self.changes)}"
 
     @property
-    def kl(self) -> float:
+    def kl(self) -> float | None:
         """KL(changed ‖ plain) of the next token [nats]."""
+        if self.changed is None:
+            return None
         p, q = self.changed.next, self.plain.next
         terms = p * (p.clamp(min=1e-300).log() - q.clamp(min=1e-300).log())
         return max(0.0, float(terms.sum()))
 
     def figures(self) -> list[Figure]:
-        a, b = self.plain, self.changed
+        runs = [run for run in (self.plain, self.changed) if run is not None]
+        names = ["as it is", "changed", "difference"][: 2 * len(runs) - 1]
         rows: list[list[Cell]] = [
-            ["loss on the prompt [nats per token]", a.loss, b.loss, b.loss - a.loss],
-            ["entropy of the next token [nats]", a.entropy, b.entropy, b.entropy - a.entropy],
-            ["KL of the next token from the model's own [nats]", 0.0, self.kl, self.kl],
+            ["loss on the prompt [nats per token]", *_beside([run.loss for run in runs])],
+            ["entropy of the next token [nats]", *_beside([run.entropy for run in runs])],
         ]
-        chances = [(name, float(a.next[i]), float(b.next[i])) for i, name in self.candidates]
+        if self.changed is not None:
+            rows.append(["KL of the next token from the model's own [nats]", 0.0, self.kl, self.kl])
         series = [
             Series(name=name, x=list(range(1, len(self.tokens))), y=[float(loss) for loss in run.losses])
-            for name, run in (("as it is", a), ("changed", b))
+            for name, run in zip(names, runs, strict=False)
         ]
-        texts = [("Written by the model as it is", a.text), ("Written with the change", b.text)]
-        lines = [
-            Lines(
-                title="How surprising each token of the prompt is",
-                series=series,
-                x="position",
-                y="loss [nats]",
-            )
-        ]
+        titles = ("Written by the model as it is", "Written with the change")
+        texts = [(title, run.text) for title, run in zip(titles, runs, strict=False) if run.text is not None]
+        lines = Lines(title="How surprising each token of the prompt is", series=series, x="position", y="loss [nats]")
         return [
-            *(Prose(title=title, lines=[text or "(nothing)"]) for title, text in texts if text is not None),
+            *(Prose(title=title, lines=[text or "(nothing)"]) for title, text in texts),
             Table(
                 title="The next token",
                 note="Probabilities.",
-                columns=["token", ">as it is", ">changed", ">difference"],
-                rows=[[name, before, after, after - before] for name, before, after in chances],
+                columns=["token", *(f">{name}" for name in names)],
+                rows=[[name, *_beside([float(run.next[i]) for run in runs])] for i, name in self.candidates],
             ),
-            Table(title="In numbers", columns=["number", ">as it is", ">changed", ">difference"], rows=rows),
-            *(lines if len(self.tokens) > 1 else []),
+            Table(title="In numbers", columns=["number", *(f">{name}" for name in names)], rows=rows),
+            *([lines] if len(self.tokens) > 1 else []),
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        runs = {
-            name: {"text": run.text, "loss": run.loss, "losses": run.losses, "entropy": run.entropy}
-            for name, run in (("plain", self.plain), ("changed", self.changed))
-        }
+        named = {"plain": self.plain, "changed": self.changed}
+        runs = {name: None if run is None else run.to_dict() for name, run in named.items()}
         chances = [
-            {"id": i, "label": name, "plain": float(self.plain.next[i]), "changed": float(self.changed.next[i])}
-            for i, name in self.candidates
+            {"id": i, "label": label} | {name: run and float(run.next[i]) for name, run in named.items()}
+            for i, label in self.candidates
         ]
         found = {"tokens": self.tokens, "changes": self.changes, "next": chances, "kl": self.kl} | runs
         return {"kind": "experiment"} | {name: plain(value, 6) for name, value in found.items()}
+
+
+def _beside(numbers: list[float]) -> list[float]:
+    """One number, or both and their difference."""
+    return [*numbers, numbers[1] - numbers[0]] if len(numbers) > 1 else numbers
 
 
 def experiment(
@@ -133,7 +137,7 @@ def experiment(
         how: "zero", or "mean" (over the prompt's positions).
         without: of "mask", "scale", "positions".
         progress: called with how many tokens are written, how many there will be at most, and what is found so far:
-            the numbers of both first, as they take a pass each.
+            the numbers of both first, as they take a pass each, and before them those of the model as it is.
     Raises:
         InsideError: nothing is changed, or a part that there is not.
     """
@@ -148,27 +152,34 @@ def experiment(
     edits = [KINDS[how](f"blocks.{layer}.attn.z[head {head}]") for layer, head in heads]
     edits += [KINDS[how](f"blocks.{layer}.ff.out") for layer in feed_forwards]
     other = altered(model, without) if without else model
-    plain, changed = _read(model, ids, []), _read(other, ids, edits)
-    best = torch.cat([run.next.topk(N_NEXT).indices for run in (plain, changed)]).unique().tolist()
-    order = sorted(best, key=lambda i: -max(float(plain.next[i]), float(changed.next[i])))
-    found = Experiment(
-        tokens=tuple(ids),
-        labels=tuple(labels(model.tokenizer, ids)),
-        changes=tuple(_in_words(heads, feed_forwards, how, without)),
-        plain=plain,
-        changed=changed,
-        candidates=tuple((i, label(model.tokenizer, i)) for i in order),
-    )
+
+    def found(plain: Run, changed: Run | None = None) -> Experiment:
+        runs = [run for run in (plain, changed) if run is not None]
+        best = torch.cat([run.next.topk(N_NEXT).indices for run in runs]).unique().tolist()
+        order = sorted(best, key=lambda i: -max(float(run.next[i]) for run in runs))
+        return Experiment(
+            tokens=tuple(ids),
+            labels=tuple(labels(model.tokenizer, ids)),
+            changes=tuple(_in_words(heads, feed_forwards, how, without)),
+            plain=plain,
+            changed=changed,
+            candidates=tuple((i, label(model.tokenizer, i)) for i in order),
+        )
+
+    plain, n_all = _read(model, ids, []), 2 * n_new
+    progress(0, n_all, found(plain))
+    changed = _read(other, ids, edits)
+    both = found(plain, changed)
     if not n_new:
-        return found
+        return both
     options: dict[str, Any] = {"max_tokens": n_new, "temperature": 0}
     for done, text in enumerate(_written(model, ids, **options)):
-        found = replace(found, plain=replace(plain, text=text))
-        progress(done, 2 * n_new, found)
+        both = replace(both, plain=replace(plain, text=text))
+        progress(done, n_all, both)
     for done, text in enumerate(_written(other, ids, edits=edits, cache="mask" not in without, **options), n_new):
-        found = replace(found, changed=replace(changed, text=text))
-        progress(done, 2 * n_new, found)
-    return found
+        both = replace(both, changed=replace(changed, text=text))
+        progress(done, n_all, both)
+    return both
 
 
 def _read(model: LanguageModel, ids: list[int], edits: Sequence[Edit]) -> Run:
