@@ -1,7 +1,7 @@
 """The page: how soon it is there, and how long each of its views takes to answer, for SmolLM2.
 
 Every view is held against 1 s at 256 tokens; at 1,024, the longest that the page shows, its time says whether it can be
-used. Of a view of many passes there are two times: to the first answer, and to the last. Each is asked over loopback,
+used. Of a view that takes longer there are two times: to the first answer, and to the last. Each is asked over loopback,
 figures and all.
 """
 
@@ -32,6 +32,7 @@ VIEWS: dict[str, dict[str, object]] = {
     "ask/contributions": {},
 }
 MANY: dict[str, dict[str, object]] = {
+    "ask/lens": {},
     "ask/exact": {},
     "ask/effects": {"estimate": True},
     "ask/experiment": {"heads": ["3.5"]},
@@ -54,7 +55,7 @@ def main() -> None:
         prompt = list(range(1000, 1000 + LENGTHS[0]))
         pairs = {name: first_and_last(client, name, body | {"prompt": prompt}) for name, body in MANY.items()}
         said = "   ".join(f"{name.removeprefix('ask/')} {a:.2f}, {b:.2f}" for name, (a, b) in pairs.items())
-        print(f"  of many passes, {LENGTHS[0]} tokens, first answer and last: {said}")
+        print(f"  which take longer, {LENGTHS[0]} tokens, first answer and last: {said}")
     print()
 
 

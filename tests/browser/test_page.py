@@ -174,7 +174,7 @@ def test_a_head_opens_through_its_stages(go: Go, bard: LanguageModel) -> None:
 
 def test_the_lens_says_what_the_model_says(go: Go, bard: LanguageModel) -> None:
     page = go(f"#/lens?text={PROMPT}").page
-    page.wait_for_selector(".heatmap .view")
+    page.wait_for_selector(".answered .heatmap .view")
     found = lens(bard, PROMPT)
     page.locator(".heatmap .view").first.focus()
     page.keyboard.press("Control+End")

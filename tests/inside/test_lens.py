@@ -115,10 +115,25 @@ def test_a_stretch_of_positions_at_a_time(build: Build, monkeypatch: pytest.Monk
     seen, head = [], model.network.head.forward
     monkeypatch.setattr(model.network.head, "forward", lambda x: seen.append(x.shape[1]) or head(x))
     parts = lens(model, TEXT, k=3)
-    assert seen == [1] + 4 * [5] + 4 * [5] + 4 * [2]  # the end of the pass itself, then four rows of each stretch
+    # The end of the pass itself, then four rows of each stretch: of the last eight positions, and of those before.
+    assert seen == [1] + 4 * [5] + 4 * [3] + 4 * [4]
     assert (parts.top == whole.top).all()
     for name in ("logit", "probability", "rank", "entropy", "kl", "top_probability"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=1e-5)
+
+
+def test_the_last_eight_positions_come_first(build: Build) -> None:
+    model, told, short = build("grouped"), [], []
+    whole = lens(model, TEXT, progress=lambda *said: told.append(said))
+    [(n_read, n_cells, first)] = [said for said in told if said[2] is not None]
+    assert (n_read, n_cells, first.first) == (8 * 4, 12 * 4, 4)
+    assert [said[0] for said in told] == sorted(said[0] for said in told)
+    assert told[-1][0] == n_cells
+    for name in ("top", "rank", "kl"):
+        assert (getattr(first, name) == getattr(whole, name)[:, 4:]).all()
+    assert list(first.figures()[0].columns) == list(whole.labels[4:])
+    lens(model, TEXT[:8], progress=lambda *said: short.append(said))
+    assert all(said[2] is None for said in short)
 
 
 def test_the_last_positions_alone(build: Build) -> None:

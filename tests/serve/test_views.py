@@ -145,7 +145,7 @@ def test_what_is_found_so_far_is_an_answer_under_the_same_name(live: Live) -> No
     lines = lines_of(live, "experiment", prompt=TEXT, heads=["0.1"], n_new=2)
     parts = [line["so_far"] for line in lines if "so_far" in line]
     answer = lines[-1]["answer"]
-    assert len(parts) == 4 and {one["id"] for one in parts} == {answer["id"]}  # of each pass, then with the first text twice
+    assert len(parts) == 4 and {one["id"] for one in parts} == {answer["id"]}  # both passes, the first text twice
     assert [len(one["figures"]) for one in (*parts, answer)] == [3, 3, 4, 4, 5]
     assert live.client.get(f"{API}/answers/{answer['id']}/figures/4").status_code == 200
     lines = lines_of(live, "exact", prompt=TEXT)

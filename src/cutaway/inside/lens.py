@@ -22,6 +22,7 @@ from cutaway.inside.trace import LAST, LIMIT, trace
 from cutaway.network import Transformer
 
 AT_ONCE = 1 << 21  # logits held at a time: a stack of layers × positions × vocabulary would not fit
+SHOWN_FIRST = 8  # positions, the last ones, that are told before the others are read
 NOTE = (
     "Each row is read by the model's own final norm, with that row's own statistics, and by its head: what would be "
     "said if all later layers were left out. The last row is what the model does say.",
@@ -176,7 +177,7 @@ def lens(
     last: int | None = None,
     edits: Sequence[Edit] = (),
     limit: int = LIMIT,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int, Lens | None], None] = lambda done, total, so_far: None,
 ) -> Lens:
     """What each layer would say at each position: the final norm with the row's own statistics, the head, the soft cap.
 
@@ -193,7 +194,8 @@ def lens(
         edits: what to change on the way, as in `trace`, up to the end of the last block: the norm and the head that
             read each row are the model's own.
         limit: what the traced streams may hold [B].
-        progress: called with how many cells are read, and how many there are.
+        progress: called with how many cells are read, how many there are, and once with the lens of the last few
+            positions, which are read first.
     Raises:
         InsideError: a target that is not one token, k outside the vocabulary, last below 1, an edit of what the rows
             are read by, or more bytes than the limit.
@@ -212,18 +214,31 @@ def lens(
     if chosen is None:
         chosen = int(found.logits[-1].argmax())
     targets = ([*ids[1:], chosen] if actual else [chosen] * len(ids))[first:]
-    numbers = measure(network, [found[name] for name in keep], targets, k, progress)
-    top = numbers["top"]
-    words = {int(i): label(model.tokenizer, int(i)) for i in np.unique([*top.flat, *targets])}
-    return Lens(
-        tokens=tuple(ids),
-        labels=tuple(labels(model.tokenizer, ids)),
-        states=tuple(states),
-        first=first,
-        targets=tuple(targets),
-        words=words,
-        **numbers,
-    )
+    n_cells = len(targets) * len(states)
+
+    def read(columns: slice, n_before: int) -> dict[str, Any]:
+        rows = [found[name][:, columns] for name in keep]
+        return measure(network, rows, targets[columns], k, lambda done: progress(n_before + done, n_cells, None))
+
+    def named(at: int, numbers: dict[str, Any]) -> Lens:
+        return Lens(
+            tokens=tuple(ids),
+            labels=tuple(labels(model.tokenizer, ids)),
+            states=tuple(states),
+            first=first + at,
+            targets=tuple(targets[at:]),
+            words={int(i): label(model.tokenizer, int(i)) for i in np.unique([*numbers["top"].flat, *targets[at:]])},
+            **numbers,
+        )
+
+    cut = max(0, len(targets) - SHOWN_FIRST)
+    end = read(slice(cut, None), 0)
+    if not cut:
+        return named(0, end)
+    n_read = (len(targets) - cut) * len(states)
+    progress(n_read, n_cells, named(cut, end))
+    begin = read(slice(0, cut), n_read)
+    return named(0, {name: np.concatenate([begin[name], end[name]], axis=1) for name in end})
 
 
 def refuse_behind(config: ModelConfig, edits: Sequence[Edit]) -> None:
@@ -246,7 +261,7 @@ def measure(
     states: Sequence[Tensor],
     targets: Sequence[int],
     k: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
     """The numbers of every state [1 T D] at every position, one state and a stretch of positions at a time."""
     n_tokens = states[-1].shape[1]
@@ -263,7 +278,7 @@ def measure(
             p = log_p.exp()
             final = p if final is None else final
             rows.append(_cells(logits, log_p, p, final, wanted[at], k))
-            progress(first * len(states) + len(rows) * len(p), n_tokens * len(states))
+            progress(first * len(states) + len(rows) * len(p))
         stretches.append({name: torch.stack([row[name] for row in reversed(rows)]) for name in rows[0]})
     found = {name: torch.cat([one[name] for one in stretches], dim=1) for name in stretches[0]}
     cross = found.pop("cross_entropy")

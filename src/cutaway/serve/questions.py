@@ -142,7 +142,7 @@ class LensQuestion(Question):
             actual=self.actual,
             sublayers=self.sublayers,
             last=self.last,
-            progress=lambda done, total: asked.tell(Said(done, total, "cells")),
+            progress=lambda done, total, so_far: asked.tell(Said(done, total, "cells", so_far)),
         )
 
 
