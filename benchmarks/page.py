@@ -1,8 +1,8 @@
 """The page: how soon it is there, and how long each of its views takes to answer, for SmolLM2.
 
 Every view is held against 1 s at 256 tokens; at 1,024, the longest that the page shows, its time says whether it can be
-used. Of a view that takes longer there are two times: to the first answer, and to the last. Each is asked over loopback,
-figures and all.
+used. Of a view that takes longer there are two times: to the first answer, and to the last. Each is asked over
+loopback, figures and all.
 """
 
 from __future__ import annotations
