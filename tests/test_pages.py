@@ -15,30 +15,28 @@ if "with" in sys.argv: import cutaway
 import torch
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
-def used():
-    before = resident()
-    held = [torch.ones(1 << 20) for _ in range(40)]  # 160 MiB, each below what is mapped for itself
-    del held
-    return resident() - before
-used()
-print(used(), resident())
+before = resident()
+held = [torch.ones(1 << 20) for _ in range(40)]  # 160 MiB, each below what is mapped for itself
+del held
+print(resident() - before)
 """
+STAYS = 100 * 2**20
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
-def test_freed_memory_is_used_again() -> None:
-    """Without it the process gives 160 MiB back and faults them in once more."""
-    assert run("with") - run("without") > 100 * 2**20
+def test_freed_memory_stays_to_be_used_again() -> None:
+    assert stays("with") > STAYS
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 def test_the_environments_own_settings_stay() -> None:
-    ours = run("with", MALLOC_TRIM_THRESHOLD_="131072")
-    assert abs(ours - run("without", MALLOC_TRIM_THRESHOLD_="131072")) < 100 * 2**20
+    """As without us: then it goes back, but for a run in which something small happens to lie behind it."""
+    assert min(stays("with", MALLOC_TRIM_THRESHOLD_="131072") for _ in range(3)) < STAYS
+    assert min(stays("without") for _ in range(3)) < STAYS
 
 
-def run(*arguments: str, **environment: str) -> int:
-    """Resident memory of a process that has freed 160 MiB [B]."""
+def stays(*arguments: str, **environment: str) -> int:
+    """What stays resident of 160 MiB that a process has freed [B]."""
     plain = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
     done = subprocess.run(
         [sys.executable, "-c", FREED, *arguments],
@@ -47,4 +45,4 @@ def run(*arguments: str, **environment: str) -> int:
         text=True,
         check=True,
     )
-    return int(done.stdout.split()[1])
+    return int(done.stdout)
