@@ -230,8 +230,10 @@ def test_what_does_not_fit_is_refused_in_one_line(live: Live, name: str, body: d
         ("compare", {"prompt": TEXT, "other": "/etc/passwd"}, "was started with the same"),
         ("cost", {"of": "../../etc/passwd"}, "one of gpt2"),
         ("cost", {"context": 10**8}, "context = "),
-        ("effects", {"prompt": [5] * 200}, "128 at most"),
-        ("effects", {"prompt": [5] * (MOST_HELD + 1), "estimate": True}, "tokens"),
+        ("effects", {"prompt": [5] * 200}, "128 at most; shorten it, or only estimate"),
+        ("effects", {"prompt": [5] * (MOST_HELD + 1), "estimate": True}, "256 at most; shorten it"),
+        ("exact", {"prompt": [5] * (MOST_HELD + 1)}, "256 at most"),
+        ("compare", {"prompt": [5] * (MOST_HELD + 1), "other": "the same"}, "256 at most"),
         ("growing", {"prompt": TEXT, "head": "0.0"}, "no run is shown"),
         ("experiment", {"prompt": TEXT, "heads": ["7.7"]}, "outside"),
     ],
@@ -325,13 +327,3 @@ def test_what_was_asked_for_longest_ago_goes_first() -> None:
     assert kept.get(answers[3].id).n_bytes == 300
     kept.add(answers[4])
     assert kept.get(answers[4].id) is answers[4] and kept.n_bytes == 5000
-
-
-def test_an_answer_that_takes_the_place_of_what_was_found_so_far_is_the_newest() -> None:
-    kept = Kept(n_kept=3, n_bytes=1000)
-    so_far, other = Answer(Big(100)), Answer(Big(300))
-    kept.add(so_far)
-    kept.add(other)
-    whole = Answer(Big(900), so_far.id)
-    kept.add(whole)
-    assert kept.get(so_far.id) is whole and kept.n_bytes == 900
