@@ -6,8 +6,11 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from cutaway.pages import ROOM
 
 FREED = """
 import sys
@@ -19,6 +22,19 @@ before = resident()
 held = [torch.ones(1 << 20) for _ in range(40)]  # 160 MiB, each below what is mapped for itself
 del held
 print(resident() - before)
+"""
+GROWN = """
+import resource, sys
+if "limited" in sys.argv: resource.setrlimit(resource.RLIMIT_AS, (2**40, resource.getrlimit(resource.RLIMIT_AS)[1]))
+import cutaway
+import torch
+kept = []
+def heap():
+    lines = open("/proc/self/maps").read().splitlines()
+    return sum(int(b, 16) - int(a, 16) for a, b in (x.split()[0].split("-") for x in lines if x.endswith("[heap]")))
+before = heap()
+while heap() == before: kept.append(torch.ones(1 << 18))
+print(heap() - before)
 """
 STAYS = 100 * 2**20
 
@@ -35,11 +51,24 @@ def test_the_environments_own_settings_stay() -> None:
     assert min(stays("without") for _ in range(3)) < STAYS
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_the_heap_grows_in_large_steps_unless_they_count() -> None:
+    """Where addresses are limited, a step of 512 MiB might be refused though 1 MiB is needed."""
+    rule = Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip()
+    assert run(GROWN, "limited") < ROOM // 4
+    assert (run(GROWN) >= ROOM) == (rule != "2")
+
+
 def stays(*arguments: str, **environment: str) -> int:
     """What stays resident of 160 MiB that a process has freed [B]."""
+    return run(FREED, *arguments, **environment)
+
+
+def run(program: str, *arguments: str, **environment: str) -> int:
+    """The number that a program prints."""
     plain = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
     done = subprocess.run(
-        [sys.executable, "-c", FREED, *arguments],
+        [sys.executable, "-c", program, *arguments],
         env=plain | environment,
         capture_output=True,
         text=True,

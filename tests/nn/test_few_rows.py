@@ -56,8 +56,13 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def ints(*numbers: Any) -> Tensor:
-    """The slots of rows, or the ranges of keys that they see."""
+    """The slots of rows."""
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def seen(*ranges: tuple[int, int]) -> Tensor:
+    """The keys that the one query of each row sees."""
+    return ints(*ranges)[:, None]
 
 
 def assert_rounded_once(mine: Tensor, exact: Tensor) -> None:
@@ -72,7 +77,7 @@ def operations(x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     weight, gain = random(13, d, dtype=x.dtype, seed=1), random(d, dtype=x.dtype, seed=2)
     other, (cos, sin) = gain.repeat(n_rows, 1, 1), random(2, 1, 1, 1, d // 4 * 2)
     q, (k, v) = x[:, None], random(2, 1, 1, 9, d, dtype=x.dtype).expand(2, n_rows, 1, 9, d)
-    ranges = ints((0, 9)).expand(n_rows, 2).contiguous()
+    ranges = seen(*[(0, 9)] * n_rows)
     X, W, g, Q, K, V = (t.double() for t in (x, weight, gain, q, k, v))
     return {
         "linear": (few_rows.linear(x, weight, None), F.linear(X, W)),
@@ -143,7 +148,7 @@ def test_by_hand() -> None:
     x, cos, sin = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 1.0]]).view(3, 1, 1, 1, 2)
     assert few_rows.rotate(x, cos, sin).flatten().tolist() == [0.0, 1.0]
     k, v = torch.tensor([1.0, 3.0]).log().view(1, 1, 2, 1), torch.tensor([4.0, 8.0]).view(1, 1, 2, 1)
-    assert float(few_rows.attend(torch.ones(1, 1, 1, 1), k, v, 1.0, ints((0, 2)))) == pytest.approx(7.0)
+    assert float(few_rows.attend(torch.ones(1, 1, 1, 1), k, v, 1.0, seen((0, 2)))) == pytest.approx(7.0)
 
 
 # --- each by itself -------------------------------------------------------------------------------------------
@@ -216,7 +221,7 @@ def test_append(dtype: torch.dtype) -> None:
 
 def attended(q: Tensor, k: Tensor, v: Tensor, scale: float, ranges: Tensor) -> Tensor:
     slots = torch.arange(k.shape[2])
-    mask = ((slots >= ranges[:, :1]) & (slots < ranges[:, 1:]))[:, None, None]
+    mask = ((slots >= ranges[..., :1]) & (slots < ranges[..., 1:]))[:, None]
     q, k, v = q.double(), k.double(), v.double()
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
 
@@ -231,7 +236,7 @@ def test_attend(n_heads: int, n_kv: int, d_head: int, dtype: torch.dtype, thread
         for k, v in ((wide[0][:, :, :n], wide[1][:, :, :n]), (wide[1][:, :, :n], wide[0][:, :, :n])):
             assert few_rows.attend_applies(q, k, v)
             for rows in (((0, n), (0, n)), ((0, n), (n // 2, n)), ((0, 1), (max(n - 7, 0), n))):
-                assert_rounded_once(few_rows.attend(q, k, v, 0.2, ints(*rows)), attended(q, k, v, 0.2, ints(*rows)))
+                assert_rounded_once(few_rows.attend(q, k, v, 0.2, seen(*rows)), attended(q, k, v, 0.2, seen(*rows)))
 
 
 def test_attend_weighs_exactly() -> None:
@@ -242,14 +247,14 @@ def test_attend_weighs_exactly() -> None:
         n = len(scores)
         q, k, v = torch.eye(n)[:1].view(1, 1, 1, n), torch.zeros(1, 1, n, n), torch.eye(n).view(1, 1, n, n)
         k[0, 0, :, 0] = scores
-        z = few_rows.attend(q, k, v, 1.0, ints((0, n)))[0, 0, 0]
+        z = few_rows.attend(q, k, v, 1.0, seen((0, n)))[0, 0, 0]
         torch.testing.assert_close(z.double(), scores.double().softmax(0), rtol=1e-6, atol=1e-37)
 
 
 @DTYPES
 def test_attend_reads_no_hidden_keys(dtype: torch.dtype) -> None:
     """And a row that sees nothing gathers nothing."""
-    q, k, ranges = random(3, 2, 1, 16, dtype=dtype), random(3, 2, 6, 16, dtype=dtype), ints((1, 5), (0, 2), (3, 3))
+    q, k, ranges = random(3, 2, 1, 16, dtype=dtype), random(3, 2, 6, 16, dtype=dtype), seen((1, 5), (0, 2), (3, 3))
     hidden = k.clone()
     hidden[0, :, [0, 5]], hidden[1, :, 2:], hidden[2] = NAN, NAN, NAN
     z = few_rows.attend(q, hidden, hidden, 1.0, ranges)
@@ -261,7 +266,7 @@ def test_attend_reads_no_hidden_keys(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("at", [0, 7, 18])
 def test_attend_hides_nothing_that_is_no_number(at: int, dtype: torch.dtype) -> None:
     """A score of NaN or +∞ leaves no sum to divide by; one of −∞ has no weight; a value spoils its coordinate alone."""
-    q, (k, v), ranges = torch.ones(1, 2, 1, 3, dtype=dtype), random(2, 1, 2, 19, 3, dtype=dtype), ints((0, 19))
+    q, (k, v), ranges = torch.ones(1, 2, 1, 3, dtype=dtype), random(2, 1, 2, 19, 3, dtype=dtype), seen((0, 19))
     plain = few_rows.attend(q, k, v, 1.0, ranges)
     for bad in (NAN, INF, -INF):
         worse_k, worse_v = k.clone(), v.clone()

@@ -28,6 +28,7 @@ def run_texts(network: Transformer, tap: TraceTap, rows: Sequence[Row], texts: S
     first = tap.first_behind(n_new)
     tap.begin(rows, [first] * len(rows), [n - first for n in n_new])
     network.unembed(x[:, first:], tap)
+    tap.settle()
 
 
 def residual(
@@ -164,7 +165,9 @@ def step(
         tap.begin(rows, [first + n - 1 for first, n in zip(firsts, n_new, strict=True)], [1] * len(rows))
         last = torch.tensor(n_new, device=x.device) - 1
         x = x[torch.arange(len(rows), device=x.device), last][:, None]
-    return network.unembed(x, tap)[:, 0]
+    scores = network.unembed(x, tap)[:, 0]
+    tap.settle()  # before the cache moves what the last block showed of it
+    return scores
 
 
 def _is_stale(network: Transformer, cache: Cache, live: Sequence[Generation]) -> bool:

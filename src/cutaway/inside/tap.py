@@ -99,23 +99,24 @@ class Row:
     def entries(self) -> dict[Target, Entry]:
         """All that was kept, the steps of a generation joined to what one pass would give."""
         joined = {target: self._joined(target, pieces) for target, pieces in self.pieces.items()}
-        return {target: entry for target, entry in joined.items() if all(map(len, entry.index))}
+        return {target: entry for target, entry in joined.items() if all(entry.index)}  # every axis has some
 
     def _joined(self, target: Target, pieces: Sequence[tuple[tuple[Index, ...], Tensor]]) -> Entry:
         if len(pieces) == 1 and not (self.first and "T" in target.axes and "S" in target.axes):
-            return Entry(target=target, index=pieces[0][0], held=pieces[0][1])
+            index, part = pieces[0]
+            return Entry(target=target, index=index, held=part)
         indices, parts = [index for index, _ in pieces], [part for _, part in pieces]
-        index = list(indices[-1])
+        all_of = list(indices[-1])
         if len(pieces) > 1:
-            index[target.place] = [i for one in indices for i in one[target.place]]
+            all_of[target.place] = [i for one in indices for i in one[target.place]]
         if "T" in target.axes and "S" in target.axes:
             keys = target.axes.index("S")
-            index[keys] = target.index(keys, range(self.end), self.n_prompt)
+            all_of[keys] = target.index(keys, range(self.end), self.n_prompt)
             fill = LATER_KEYS.get(target.scope[1], math.nan)
-            n_later = [len(index[keys]) - part.shape[-1] for part in parts]
+            n_later = [len(all_of[keys]) - part.shape[-1] for part in parts]
             parts = [F.pad(part, (0, n), value=fill) if n else part for part, n in zip(parts, n_later, strict=True)]
         held = parts[0] if len(parts) == 1 else torch.cat(parts, dim=target.place)
-        return Entry(target=target, index=tuple(index), held=held)
+        return Entry(target=target, index=tuple(all_of), held=held)
 
     def values(self) -> Values:
         """The same by name."""
@@ -132,6 +133,7 @@ class TraceTap(Tap):
         self.rows: list[Row] = []
         self.graph: dict[str, Tensor] = {}
         self.behind = [target for name in AFTER for target in self.kept.get(name, ())]  # the last block
+        self.due: list[tuple[str, Tensor]] = []  # what is to be kept of the current block
         self.product = 0  # where the current block's queries, keys and values were computed
         self.scopes: dict[str, dict[str, str]] = {}  # of each block: its names, and what they are called outside
         for target in (*keep, *(target for _, target in edits)):
@@ -147,10 +149,12 @@ class TraceTap(Tap):
 
     def inside(self, scope: str) -> Tap:
         names = self.scopes.get(scope)
+        self.settle()
         return Scope(self, names) if names else IDLE  # made anew: two that hold each other outlive their use
 
     def begin(self, rows: Sequence[Row], firsts: Sequence[int], n_new: Sequence[int]) -> None:
         """The next pass reads `n_new` tokens of each row, the first at these positions."""
+        self.settle()
         self.rows = list(rows)
         for row, first, n in zip(rows, firsts, n_new, strict=True):
             row.first, row.n_new = first, n
@@ -211,8 +215,14 @@ class TraceTap(Tap):
         if self.grad and value.is_floating_point():
             value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
             self.graph[name] = value
-        self.keep(name, value)
+        self.due.append((name, value))
         return value
+
+    def settle(self) -> None:
+        """Keep what is due: all that a block gave at once, while the processor's cache still has the code for it."""
+        for name, value in self.due:
+            self.keep(name, value)
+        self.due.clear()
 
     def keep(self, name: str, value: Tensor) -> None:
         """Put each text's share where it belongs."""

@@ -15,9 +15,9 @@ from cutaway.errors import InsideError
 from cutaway.figures import plain
 from cutaway.generate.decoding import Generation, Piece
 from cutaway.inside.edits import Edit
+from cutaway.inside.made import follows, made
 from cutaway.inside.names import Target, fitting, listed, sizes
 from cutaway.inside.passes import Of, gradients, residual, run_backward, run_generations
-from cutaway.inside.stages import follows, made
 from cutaway.inside.tap import Row, TraceTap
 from cutaway.inside.values import NotKept, Values
 from cutaway.network import Transformer
@@ -93,7 +93,7 @@ class Watch:
     tap: TraceTap
     rows: list[Row]
     wanted: list[Target]
-    made: Mapping[Target, Target]  # which of them are made from which
+    made: Mapping[Target, tuple[Target, ...]]  # which of them are made from which
 
     @property
     def idle(self) -> bool:
@@ -108,9 +108,12 @@ class Watch:
 
     def values(self, row: Row) -> Values:
         """What was kept of one text, in the order of the pass."""
+        self.tap.settle()
         entries = row.entries()
-        entries |= {target: made(self.network, target, entries[source]) for target, source in self.made.items()}
-        return Values([entries[target] for target in self.wanted if target in entries], row.n_prompt)
+        for target, sources in self.made.items():
+            entries[target] = made(self.network, target, [entries[source] for source in sources])
+        found = map(entries.get, self.wanted)
+        return Values([entry for entry in found if entry is not None], row.n_prompt)
 
     def traces(
         self, generations: Sequence[Generation], gradients: Sequence[Values | None] | None = None
@@ -162,7 +165,8 @@ def watching(
             if not (reach[0] >= 0 and reach[-1] < n):
                 place = reach[0] if reach[0] < 0 else reach[-1]
                 raise InsideError(f"{type(edit).__name__} at {target}: position {place} is outside 0 to {n - 1}")
-    later = {} if grad else follows(config, wanted, aimed)
+    edited = frozenset(target.name for _, target in aimed)
+    later = {} if grad else follows(config, tuple(wanted), edited, in_one_pass=in_one_pass(lengths))
     stored = [target for target in wanted if target not in later]
     if wanted:
         itemsize = network.embed.weight.dtype.itemsize
@@ -243,10 +247,15 @@ def headless(model: Model, ids: list[int], *, keep: Sequence[str], grad: bool = 
     return Headless(watch=watch, kept=watch.values(watch.rows[0]), x=x)
 
 
+def in_one_pass(lengths: Sequence[tuple[int, int]]) -> bool:
+    """Whether (prompt, whole) lengths are those of a single text that is only read."""
+    return len(lengths) == 1 and lengths[0][0] == lengths[0][1]
+
+
 def predict_bytes(
     config: ModelConfig, keep: str | Sequence[str], n_tokens: int | Sequence[int], *, itemsize: int = 4
 ) -> int:
-    """What a trace of texts this long would hold, without gradients and edits, from the config alone [B].
+    """What a trace of texts this long, read in one pass, would hold without gradients and edits, from the config [B].
 
     Args:
         n_tokens: of one text, or of each of several.
@@ -256,7 +265,7 @@ def predict_bytes(
     """
     lengths = [(n, n) for n in ([n_tokens] if isinstance(n_tokens, int) else n_tokens)]
     wanted = fitting(config, keep, lengths)
-    later = follows(config, wanted, [])
+    later = follows(config, tuple(wanted), frozenset(), in_one_pass=in_one_pass(lengths))
     stored = tuple(target for target in wanted if target not in later)
     return sum(bytes_of(config, stored, tuple(lengths), itemsize).values())
 

@@ -18,23 +18,25 @@ class NotKept(InsideError, KeyError):
     __str__ = Exception.__str__  # a KeyError would print its message in quotes
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)  # not frozen, which takes three times as long to make
 class Entry:
-    """A value of one text, and which of every axis lie in it: held as it came, or made of what another entry holds."""
+    """A value of one text, and which of every axis lie in it: held as it came, or made of what other entries hold."""
 
     target: Target
     index: tuple[Index, ...]
-    held: Tensor
-    make: Callable[[Tensor], Tensor] | None = None
+    held: Tensor | Callable[[], Tensor]
 
     @property
     def value(self) -> Tensor:
-        return self.held if self.make is None else self.make(self.held)
+        if isinstance(self.held, Tensor):
+            return self.held
+        with torch.no_grad():
+            return self.held()
 
     @property
     def n_bytes(self) -> int:
         """What it takes by itself [B]."""
-        return 0 if self.make is not None else self.held.numel() * self.held.element_size()
+        return self.held.numel() * self.held.element_size() if isinstance(self.held, Tensor) else 0
 
 
 class Values(Mapping[str, Tensor]):

@@ -110,7 +110,7 @@ def rms_norm(
     y = torch.empty_like(x)
     d = weight.numel()
     loops().RMS_NORM[x.dtype](
-        1, x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // d, d, _bits(eps), _bits(offset)
+        1, x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // d, d, bits_of(eps), bits_of(offset)
     )
     return y
 
@@ -197,7 +197,7 @@ def attend(
     k: Float[Tensor, "B K S Dh"],
     v: Float[Tensor, "B K S Dh"],
     scale: float,
-    ranges: Int[Tensor, "B 2"],
+    ranges: Int[Tensor, "B 1 2"],
 ) -> Float[Tensor, "B H 1 Dh"]:
     """softmax(scale · q·kᵀ) · v of one query a row, over the keys of its range (first, one past the last)."""
     n_rows, n_heads, _, d_head = q.shape
@@ -208,7 +208,7 @@ def attend(
     loops().ATTEND[q.dtype](
         torch.get_num_threads() if work > SECOND_THREAD else 1,
         *(q.data_ptr(), k.data_ptr(), v.data_ptr(), z.data_ptr(), room.data_ptr(), ranges.data_ptr()),
-        *(_bits(scale), n_rows, n_heads, k.shape[1], d_head, n_slots),
+        *(bits_of(scale), n_rows, n_heads, k.shape[1], d_head, n_slots),
         *(*q.stride()[:2], *k.stride()[:3], *v.stride()[:3]),
     )
     return z
@@ -229,8 +229,14 @@ def loops() -> Any:
         return None
 
 
+@functools.cache
+def text_loops() -> Any:
+    """Those of a whole text, imported when first needed; they can be had where `loops` can."""
+    return importlib.import_module("cutaway.nn.text_loops")
+
+
 @functools.lru_cache(maxsize=64)
-def _bits(x: float) -> int:
+def bits_of(x: float) -> int:
     """A real number as a whole one with the same bits."""
     return int(struct.unpack("q", struct.pack("d", x))[0])
 

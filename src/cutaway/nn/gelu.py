@@ -33,7 +33,7 @@ class Looped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         y = torch.empty_like(x)
-        few_rows.loops().GELU[x.dtype](torch.get_num_threads(), x.data_ptr(), y.data_ptr(), x.numel(), PIECE)
+        few_rows.text_loops().GELU[x.dtype](torch.get_num_threads(), x.data_ptr(), y.data_ptr(), x.numel(), PIECE)
         return y
 
     @staticmethod
@@ -44,7 +44,7 @@ class Looped(torch.autograd.Function):
         if torch.is_grad_enabled() or is_many or not few_rows.computable(x, behind):
             return torch.ops.aten.gelu_backward(behind, x, approximate="tanh")
         slope = torch.empty_like(x)
-        few_rows.loops().GELU_SLOPE[x.dtype](
+        few_rows.text_loops().GELU_SLOPE[x.dtype](
             torch.get_num_threads(), x.data_ptr(), behind.data_ptr(), slope.data_ptr(), x.numel(), PIECE
         )
         return slope

@@ -1,4 +1,4 @@
-"""What a decoding step computes, and GELU, as plain loops: for few_rows.py and gelu.py, run by team.py.
+"""What a decoding step computes, as plain loops: for few_rows.py, run by team.py.
 
 Importing this module imports numba.
 """
@@ -7,74 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import carray, njit, types
-from numba.extending import overload
+from numba import carray, njit
 
-from cutaway.nn.team import FAST, Loop, loop, pointer, ticket
-
-ANY = 1 << 40  # the length of an array that is addressed by strides
-
-# --- numbers ------------------------------------------------------------------------------------------------
-# bf16 is a type numba does not know: each number is kept in 16 bits, the upper half of an fp32.
-
-FP32, BF16 = np.float32(0), np.uint16(0)  # the kinds, as values whose type says which
-
-
-@njit
-def numbers(address, shape, kind):
-    """A tensor's memory as an array of one kind."""
-    return carray(pointer(address, kind), shape)
-
-
-@njit
-def real(bits):
-    """A real number that came as a whole one."""
-    return np.float32(np.int64(bits).view(np.float64))
-
-
-def number(x):
-    """What an array holds, as an fp32."""
-
-
-@overload(number, inline="always")
-def _number(x):
-    if x == types.uint16:
-        return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
-    return lambda x: x
-
-
-def put(array, i, x):
-    """Round to the array's kind, to nearest even, and write."""
-
-
-@overload(put)
-def _put(array, i, x):
-    if array.dtype == types.uint16:
-
-        def rounded(array, i, x):
-            bits = np.float32(x).view(np.uint32)
-            short = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-            array[i] = np.uint16(short) if x == x else np.uint16(0x7FC0)  # NaN stays NaN
-
-        return rounded
-
-    def plain(array, i, x):
-        array[i] = x
-
-    return plain
-
-
-@njit
-def exp(x):
-    """e^x for x ≤ 0, within 2 units in the last place: 2^whole · a polynomial. The library's own is not vectorised."""
-    x = max(x, np.float32(-87.0))
-    whole = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
-    rest = (x - whole * np.float32(0.693359375)) + whole * np.float32(2.12194440e-4)  # ln 2 in two parts, one exact
-    series = np.float32(1 / 5040)
-    for factorial in (720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0):
-        series = series * rest + np.float32(1.0 / factorial)
-    return series * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
-
+from cutaway.nn.numbers import ANY, BF16, FP32, exp, number, numbers, put, real
+from cutaway.nn.team import FAST, Loop, loop, ticket
 
 # --- y = x Wᵀ + b -------------------------------------------------------------------------------------------
 
@@ -237,55 +173,6 @@ def attend(arguments, kind):
         piece = ticket(arguments)
 
 
-# --- GELU and its slope -------------------------------------------------------------------------------------
-
-ROOT = np.float32(0.7978845608028654)  # √(2/π)
-CUBE = np.float32(0.044715)
-
-
-@njit(inline="always")
-def tanh(x):
-    """tanh x, and 1 − tanh² x with all its digits: both from e^(−2|x|), which never overflows."""
-    small = exp(np.float32(-2) * abs(x))
-    share = np.float32(1) / (np.float32(1) + small)
-    positive = (np.float32(1) - small) * share
-    return (positive if x >= 0 else -positive), np.float32(4) * small * share * share
-
-
-@njit(fastmath=FAST, error_model="numpy")
-def gelu(arguments, kind):
-    """y = x · (1 + tanh(√(2/π) · (x + 0.044715 x³))) / 2."""
-    _, x_at, y_at, n, piece = carray(arguments, 5)
-    all_x, all_y = numbers(x_at, n, kind), numbers(y_at, n, kind)
-    first = ticket(arguments) * piece
-    while first < n:
-        x, y = all_x[first : first + piece], all_y[first : first + piece]
-        for i in range(len(x)):
-            xi = number(x[i])
-            t, _ = tanh(ROOT * xi * (np.float32(1) + CUBE * xi * xi))
-            put(y, i, np.float32(0.5) * xi * (np.float32(1) + t))
-        first = ticket(arguments) * piece
-
-
-@njit(fastmath=FAST, error_model="numpy")
-def gelu_slope(arguments, kind):
-    """The gradient by y, times dy/dx, which is (1 + t + x · (1 − t²) · √(2/π) · (1 + 3 · 0.044715 x²)) / 2."""
-    _, x_at, behind_at, slope_at, n, piece = carray(arguments, 6)
-    all_x, all_behind = numbers(x_at, n, kind), numbers(behind_at, n, kind)
-    all_slopes = numbers(slope_at, n, kind)
-    first = ticket(arguments) * piece
-    while first < n:
-        last = first + piece
-        x, behind, slope = all_x[first:last], all_behind[first:last], all_slopes[first:last]
-        for i in range(len(x)):
-            xi = number(x[i])
-            square = CUBE * xi * xi
-            t, rest = tanh(ROOT * xi * (np.float32(1) + square))
-            inner = xi * rest * ROOT * (np.float32(1) + np.float32(3) * square)
-            put(slope, i, np.float32(0.5) * (np.float32(1) + t + inner) * number(behind[i]))
-        first = ticket(arguments) * piece
-
-
 # --- each for both kinds ------------------------------------------------------------------------------------
 # One line a loop and kind, because what is kept on disk is found by the place where it is written.
 
@@ -360,26 +247,6 @@ def attend_bf16(arguments):
     attend(arguments, BF16)
 
 
-@loop(4)
-def gelu_fp32(arguments):
-    gelu(arguments, FP32)
-
-
-@loop(4)
-def gelu_bf16(arguments):
-    gelu(arguments, BF16)
-
-
-@loop(5)
-def gelu_slope_fp32(arguments):
-    gelu_slope(arguments, FP32)
-
-
-@loop(5)
-def gelu_slope_bf16(arguments):
-    gelu_slope(arguments, BF16)
-
-
 PRODUCT: dict[torch.dtype, Loop] = {torch.float32: product_fp32, torch.bfloat16: product_bf16}
 RMS_NORM: dict[torch.dtype, Loop] = {torch.float32: rms_norm_fp32, torch.bfloat16: rms_norm_bf16}
 ROTATE: dict[torch.dtype, Loop] = {torch.float32: rotate_fp32, torch.bfloat16: rotate_bf16}
@@ -387,8 +254,6 @@ ADD: dict[torch.dtype, Loop] = {torch.float32: add_fp32, torch.bfloat16: add_bf1
 SILU_GATE: dict[torch.dtype, Loop] = {torch.float32: silu_gate_fp32, torch.bfloat16: silu_gate_bf16}
 APPEND: dict[torch.dtype, Loop] = {torch.float32: append_fp32, torch.bfloat16: append_bf16}
 ATTEND: dict[torch.dtype, Loop] = {torch.float32: attend_fp32, torch.bfloat16: attend_bf16}
-GELU: dict[torch.dtype, Loop] = {torch.float32: gelu_fp32, torch.bfloat16: gelu_bf16}
-GELU_SLOPE: dict[torch.dtype, Loop] = {torch.float32: gelu_slope_fp32, torch.bfloat16: gelu_slope_bf16}
 
 
 def compile_all(dtype: torch.dtype) -> None:

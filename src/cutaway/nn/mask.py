@@ -46,9 +46,14 @@ class Mask:
         return slice(max(first, 0), max(self.starts) + queries.stop)
 
     @functools.cached_property
-    def ranges(self) -> Int[Tensor, "B 2"]:
-        """For one query a row: the first key it sees, and one past its last."""
-        rows = [(max(n + 1 - self.window, 0) if self.window else 0, n + 1) for n in self.starts]
+    def ranges(self) -> Int[Tensor, "B T 2"]:
+        """For each query of each row: the first key it sees, and one past its last."""
+        n = self.n_queries
+        if self.lengths is not None:
+            rows = [[(0, end)] * n for end in self.lengths]
+        else:
+            stops = [range(start + 1, start + 1 + n) for start in self.starts]
+            rows = [[(max(stop - self.window, 0) if self.window else 0, stop) for stop in row] for row in stops]
         return torch.tensor(rows, dtype=torch.int64, device=self.device)
 
     def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 T S"] | None:
