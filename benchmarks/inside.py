@@ -40,7 +40,7 @@ from cutaway.train.initialise import initialise
 LENGTHS = (64, 256, 512)
 N_TRACES = 200
 N_SWEPT = 32
-TAPPED = ("network", "nn.block", "nn.attention", "nn.feedforward", "nn.kernel", "nn.position")
+TAPPED = ("network", "nn.block", "nn.attention", "nn.feedforward", "nn.kernel", "nn.reference", "nn.position")
 Seconds = Callable[[], float]
 
 

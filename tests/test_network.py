@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
-from cutaway.nn.kernel import STAGES
+from cutaway.nn.reference import STAGES
 from cutaway.nn.tap import IDLE, Tap
 from support.tiny import OURS, distance, random_network, random_tokens
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from cutaway.config import ModelConfig, NoMaskConfig
 from cutaway.nn.block import Block
 from cutaway.nn.cache import Cache, NoCache
-from cutaway.nn.kernel import soft_cap
 from cutaway.nn.linear import Embedding, Linear
 from cutaway.nn.mask import Mask, build_mask
 from cutaway.nn.norm import build_norm
 from cutaway.nn.position import Positions, Rotation
+from cutaway.nn.reference import soft_cap
 from cutaway.nn.tap import IDLE, Tap
 
 

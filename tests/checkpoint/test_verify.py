@@ -20,7 +20,7 @@ from cutaway.config import RotaryConfig, WindowMaskConfig
 from cutaway.network import Transformer
 from cutaway.nn.attention import Attention
 from cutaway.nn.cache import LayerCache
-from cutaway.nn.kernel import Reference
+from cutaway.nn.reference import Reference
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.tokenizer import Tokenizer
 from support.gguf_files import write_gguf

@@ -13,7 +13,7 @@ from torch import Tensor
 from cutaway.inside.edits import Add, KnockOut, Scale
 from cutaway.inside.names import names
 from cutaway.language_model import LanguageModel
-from cutaway.nn import kernel
+from cutaway.nn import reference
 from support.tiny import FAMILIES, OURS, distance, random_tokens
 
 Build = Callable[..., LanguageModel]
@@ -31,7 +31,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("name", [*OURS, *FAMILIES])
 def test_what_is_made_is_what_the_pass_had(name: str, near: int, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms and sums against a pass that stores them because they alone are kept."""
-    monkeypatch.setattr(kernel, "NEAR", near)
+    monkeypatch.setattr(reference, "NEAR", near)
     model = build(name)
     for prompt in (FIVE, random_tokens(1, 40)[0].tolist(), [11]):
         everything = model.trace(prompt)

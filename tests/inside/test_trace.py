@@ -18,7 +18,7 @@ from cutaway.inside.names import fitting, names
 from cutaway.inside.tap import TraceTap
 from cutaway.inside.trace import Trace, predict_bytes
 from cutaway.language_model import LanguageModel
-from cutaway.nn.kernel import Reference
+from cutaway.nn.reference import Reference
 from cutaway.nn.tap import IDLE, Tap
 from support.tiny import FAMILIES, OURS, distance, random_tokens
 

@@ -10,19 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutaway.config import CausalMaskConfig, MaskConfig, NoMaskConfig, WindowMaskConfig
-from cutaway.nn.kernel import (
-    CHUNK,
-    SHORT,
-    Chunked,
-    Fused,
-    Kernel,
-    Reference,
-    build_kernels,
-    in_products,
-    learns_short,
-    soft_cap,
-)
+from cutaway.nn.kernel import CHUNK, SHORT, Chunked, Fused, Kernel, build_kernels, in_products, learns_short
 from cutaway.nn.mask import Mask, build_mask
+from cutaway.nn.reference import Reference, soft_cap
 from cutaway.nn.tap import IDLE, Tap
 from support.tiny import distance
 

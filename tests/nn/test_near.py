@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutaway.nn import few_rows, kernel
-from cutaway.nn.kernel import Reference
+from cutaway.nn import few_rows
+from cutaway.nn import reference as formula
 from cutaway.nn.mask import Mask
+from cutaway.nn.reference import Reference
 from cutaway.nn.softmax import soften
 from cutaway.nn.tap import IDLE, Tap
 from support.tiny import distance
@@ -73,7 +74,7 @@ def softened(scores: Tensor, mask: Mask, scale: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("heads", [(6, 2), (4, 4), (4, 1)], ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_it_is_the_formula(name: str, heads: tuple[int, int], near: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "NEAR", near)
+    monkeypatch.setattr(formula, "NEAR", near)
     mask, reference = MASKS[name], Reference(8**-0.5, None)
     q, k, v = random_qkv(mask, *heads)
     shown, stages = Wants("attn.pattern"), Wants("attn.pattern", "attn.masked")
@@ -91,7 +92,7 @@ def test_it_is_the_formula(name: str, heads: tuple[int, int], near: int, monkeyp
 @pytest.mark.parametrize("name", [name for name in MASKS if len(MASKS[name].starts) == 1 and "past" not in name])
 def test_its_scores_can_be_had_afterwards_bit_for_bit(name: str, near: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Softening them gives the pattern again, and those that no query sees are q·kᵀ too."""
-    monkeypatch.setattr(kernel, "NEAR", near)
+    monkeypatch.setattr(formula, "NEAR", near)
     mask, reference = MASKS[name], Reference(8**-0.5, None)
     q, k, v = random_qkv(mask, 6, 2)
     shown = Wants("attn.pattern")
@@ -156,12 +157,12 @@ def test_what_is_hidden_does_not_matter(hidden: float) -> None:
 @pytest.mark.parametrize("name", MASKS)
 def test_what_is_wanted_or_put_back_changes_no_bit(name: str, near: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contract 5, below the trace: each stage, copied and handed on."""
-    monkeypatch.setattr(kernel, "NEAR", near)
+    monkeypatch.setattr(formula, "NEAR", near)
     mask, reference = MASKS[name], Reference(8**-0.5, None)
     q, k, v = random_qkv(mask, 6, 2)
     plain = Wants("attn.pattern")
     z = reference(q, k, v, mask, plain)
-    for stage in kernel.STAGES:
+    for stage in formula.STAGES:
         for copies in (False, True):
             tap = Wants(stage, copies=copies)
             assert torch.equal(reference(q, k, v, mask, tap), z), stage
@@ -191,13 +192,13 @@ def test_where_it_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cap, a gradient, another type of number, nobody to run the loops: the stages one by one."""
     mask = MASKS["a text"]
     q, k, v = random_qkv(mask, 6, 2)
-    monkeypatch.setattr(kernel, "soften", None)
+    monkeypatch.setattr(formula, "soften", None)
     Reference(0.5, 30.0)(q, k, v, mask, IDLE)
     Reference(0.5, None)(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask, IDLE)
     with torch.enable_grad():
         assert Reference(0.5, None)(q.requires_grad_(), k, v, mask, IDLE).requires_grad
     q = q.detach()
     for reference, two in ((Reference(0.5, 30.0), (q, k)), (Reference(0.5, None), (q.double(), k.double()))):
-        assert torch.equal(reference.scores(*two, mask), kernel.by_groups(two[0], two[1].mT))
+        assert torch.equal(reference.scores(*two, mask), formula.by_groups(two[0], two[1].mT))
     monkeypatch.setattr(few_rows, "loops", lambda: None)
     Reference(0.5, None)(q, k, v, mask, IDLE)

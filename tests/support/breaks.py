@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from cutaway.language_model import LanguageModel
 from cutaway.nn.attention import Attention
 from cutaway.nn.block import Block
-from cutaway.nn.kernel import Reference, by_groups
 from cutaway.nn.mask import Mask
+from cutaway.nn.reference import Reference, by_groups
 from cutaway.nn.tap import Tap
 
 

@@ -26,7 +26,7 @@ from cutaway.config import DynamicScaling, LongRopeScaling, ModelConfig, RotaryC
 from cutaway.errors import TokenizerError, UnsupportedError
 from cutaway.network import Transformer
 from cutaway.nn.cache import Cache
-from cutaway.nn.kernel import STAGES
+from cutaway.nn.reference import STAGES
 from cutaway.nn.tap import Tap
 from cutaway.text.ids import IdTokenizer
 from cutaway.text.tokenizer import Tokenizer

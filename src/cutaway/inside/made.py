@@ -19,8 +19,8 @@ from cutaway.inside.names import Index, Target
 from cutaway.inside.values import Entry, select
 from cutaway.network import Transformer
 from cutaway.nn.block import Block
-from cutaway.nn.kernel import Reference, soft_cap
 from cutaway.nn.mask import build_mask
+from cutaway.nn.reference import Reference, soft_cap
 
 STAGES = ("attn.scores", "attn.scaled", "attn.masked")  # before the pattern
 SOURCES = {

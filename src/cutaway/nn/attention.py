@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from cutaway.config import ModelConfig
 from cutaway.nn.cache import LayerCache, NoLayerCache
-from cutaway.nn.kernel import STAGES, build_kernels
+from cutaway.nn.kernel import build_kernels
 from cutaway.nn.linear import Linear
 from cutaway.nn.mask import Mask
 from cutaway.nn.norm import build_qk_norm
 from cutaway.nn.position import Rotation
+from cutaway.nn.reference import STAGES
 from cutaway.nn.tap import Tap
 
 

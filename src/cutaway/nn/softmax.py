@@ -21,6 +21,7 @@ def soften(
 ) -> None:
     """Write softmax(scale · scores) into the rows of these t queries: over the keys of its range each, 0 elsewhere."""
     n_some, n_near = scores.shape[2:]
+    scores = scores.to(pattern.dtype).contiguous()  # an edit may have put others there
     few_rows.text_loops().SOFTEN[scores.dtype](
         torch.get_num_threads() if scores.numel() > SMALL else 1,
         *(scores.data_ptr(), pattern.data_ptr(), ranges.data_ptr(), few_rows.bits_of(scale)),

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cutaway.network import Transformer
-from cutaway.nn.kernel import soft_cap
+from cutaway.nn.reference import soft_cap
 
 IGNORE = -100  # a target that does not count, as in torch's cross_entropy
 CHUNK = 1 << 22  # scores at a time: 16 MiB in fp32
