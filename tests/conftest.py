@@ -17,6 +17,8 @@ ROOMS = [
     "mask",
     "norm",
     "position",
+    "reference",
+    "softmax",
     "tap",
 ]
 install_import_hook(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cutaway.pages import ROOM
+from cutaway.pages import ROOM, SHARE
 
 FREED = """
 import sys
@@ -25,7 +25,9 @@ print(resident() - before)
 """
 GROWN = """
 import resource, sys
-if "limited" in sys.argv: resource.setrlimit(resource.RLIMIT_AS, (2**40, resource.getrlimit(resource.RLIMIT_AS)[1]))
+for name in sys.argv[1:]:
+    limit = getattr(resource, name)
+    resource.setrlimit(limit, (2**40, resource.getrlimit(limit)[1]))
 import cutaway
 import torch
 kept = []
@@ -55,8 +57,10 @@ def test_the_environments_own_settings_stay() -> None:
 def test_the_heap_grows_in_large_steps_unless_they_count() -> None:
     """Where addresses are limited, a step of 512 MiB might be refused though 1 MiB is needed."""
     rule = Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip()
-    assert run(GROWN, "limited") < ROOM // 4
-    assert (run(GROWN) >= ROOM) == (rule != "2")
+    assert run(GROWN, "RLIMIT_AS") < ROOM // 4
+    assert run(GROWN, "RLIMIT_DATA") < ROOM // 4
+    share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE
+    assert (run(GROWN) >= min(ROOM, share)) == (rule != "2")
 
 
 def stays(*arguments: str, **environment: str) -> int:

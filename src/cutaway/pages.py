@@ -27,10 +27,10 @@ def spare() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED)
+        share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE
+        mallopt(M_TRIM_THRESHOLD, min(HELD, share, 2**31 - 1))  # a C int
         if not counts_addresses():
-            mallopt(M_TOP_PAD, ROOM)
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        mallopt(M_TRIM_THRESHOLD, min(HELD, memory // SHARE, 2**31 - 1))  # a C int
+            mallopt(M_TOP_PAD, min(ROOM, share))
 
 
 def counts_addresses() -> bool:
@@ -44,4 +44,5 @@ def counts_addresses() -> bool:
         lends = Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() != "2"
     except OSError:
         lends = True
-    return not lends or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    limits = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return not lends or any(limit != resource.RLIM_INFINITY for limit in limits)

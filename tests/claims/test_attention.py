@@ -124,10 +124,9 @@ def test_a_model_without_its_mask_fails(what: str) -> None:
 
 
 def rule(*, diagonal: bool = True, last: int | None = None) -> Any:
-    def seen(q: Tensor, k: Tensor, window: int | None) -> Tensor:
-        distance = q[:, :, None] - k
-        visible = distance >= (0 if diagonal else 1)
-        return visible if last is None else visible & (distance < last)
+    def seen(positions: Tensor, window: int | None) -> Tensor:
+        firsts = torch.zeros_like(positions) if last is None else (positions + 1 - last).clamp(min=0)
+        return torch.stack((firsts, positions + diagonal), dim=-1)
 
     return seen
 

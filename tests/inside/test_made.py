@@ -12,15 +12,18 @@ from torch import Tensor
 
 from cutaway.inside.edits import Add, KnockOut, Scale
 from cutaway.inside.names import names
+from cutaway.inside.values import Entry
 from cutaway.language_model import LanguageModel
 from cutaway.nn import reference
+from cutaway.nn.mask import build_mask
+from cutaway.nn.softmax import soften
 from support.tiny import FAMILIES, OURS, distance, random_tokens
 
 Build = Callable[..., LanguageModel]
 
 FIVE, NINE = [3, 14, 15, 9, 26], [5, 35, 8, 9, 7, 9, 3, 2, 38]
 SAME_WAY = ["blocks.*.attn.pattern", "blocks.*.attn.head_out"]  # a pass that rounds as one of which all is kept
-MADE = ("attn.norm", "attn.scores", "attn.scaled", "attn.masked", "resid_mid", "ff.norm")
+MADE = ("attn.scores", "attn.scaled", "attn.masked", "resid_mid")
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -30,19 +33,17 @@ def same(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("near", [3, 128])
 @pytest.mark.parametrize("name", [*OURS, *FAMILIES])
 def test_what_is_made_is_what_the_pass_had(name: str, near: int, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms and sums against a pass that stores them because they alone are kept."""
+    """Sums against a pass that stores them because they alone are kept; scores by the pattern that comes of them."""
     monkeypatch.setattr(reference, "NEAR", near)
     model = build(name)
     for prompt in (FIVE, random_tokens(1, 40)[0].tolist(), [11]):
         everything = model.trace(prompt)
         made = [entry for entry in everything.entries if not isinstance(entry.held, Tensor)]
         kinds = {entry.target.scope[1] for entry in made}
-        assert kinds >= {"attn.norm", "resid_mid", "ff.norm"}
+        assert "resid_mid" in kinds
         assert kinds <= set(MADE)
-        for kind in ("attn.norm", "resid_mid", "ff.norm"):
-            alone = model.trace(prompt, keep=[*SAME_WAY, f"blocks.*.{kind}"])
-            for key, value in alone.items():
-                assert same(everything[key], value), key
+        for key, value in model.trace(prompt, keep=[*SAME_WAY, "blocks.*.resid_mid"]).items():
+            assert torch.equal(everything[key], value), key
         for layer in range(model.config.n_layers):
             scores, scaled, masked, pattern = (
                 everything[f"blocks.{layer}.attn.{stage}"] for stage in ("scores", "scaled", "masked", "pattern")
@@ -51,10 +52,15 @@ def test_what_is_made_is_what_the_pass_had(name: str, near: int, build: Build, m
             assert distance(scores, stored) <= 1e-5
             torch.testing.assert_close(masked.softmax(-1), pattern, rtol=1e-5, atol=1e-6)
             assert torch.equal(scaled, masked.where(~masked.isneginf(), scaled))
+            if model.config.attention.soft_cap is None and "attn.scores" in kinds:
+                again = torch.empty_like(pattern)
+                ranges = build_mask(model.config.masks[layer], [0], len(prompt), [len(prompt)], again.device).ranges
+                soften(masked, again, 1.0, ranges, 0, 0)
+                assert torch.equal(again, pattern), "bit for bit what the pass softened"
 
 
 def test_a_trace_of_everything_holds_one_matrix_for_each_head(build: Build) -> None:
-    """And neither norms nor the middle of the stream: their names take no byte."""
+    """And not the middle of the stream: what is made takes no byte."""
     model = build("llama")
     everything = model.trace(NINE)
     less = [name for name in names(model.config) if not name.endswith(MADE)]
@@ -80,6 +86,22 @@ def test_a_trace_of_everything_can_be_pickled(build: Build) -> None:
     assert list(again) == list(trace)
     for key, value in trace.items():
         assert torch.equal(again[key], value), key
+
+
+def test_what_a_generation_never_reached_is_missing_and_so_is_what_follows(build: Build) -> None:
+    model = build("llama")
+    plain = model.generate(FIVE, max_tokens=1, temperature=0)
+    assert not isinstance(plain, list)
+    keep = ["blocks.0.attn.scores[position 8]", "blocks.0.attn.masked[position 8]", "blocks.0.attn.z"]
+    ended = build(model.network, end=plain.tokens[0]).trace(FIVE, keep=keep, generate=8, temperature=0)
+    assert list(ended) == ["blocks.0.attn.z", "logits"]
+
+
+def test_a_summary_reads_nothing(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = build("llama").trace(FIVE)
+    shapes = {name: list(value.shape) for name, value in trace.items()}
+    monkeypatch.setattr(Entry, "value", None)
+    assert trace.to_dict()["shapes"] == shapes
 
 
 @pytest.mark.parametrize("grad", [False, True])

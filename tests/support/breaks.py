@@ -64,9 +64,14 @@ def one_projection(model: LanguageModel) -> LanguageModel:
 class ByLength(Reference):
     """A kernel whose scores are the product of two lengths, whatever the direction."""
 
+    def is_near(self, q: Tensor, k: Tensor) -> bool:
+        return False
+
+    def scores(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        return by_groups(q.norm(dim=-1, keepdim=True), k.norm(dim=-1, keepdim=True).mT)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, queries: slice, keys: slice, tap: Tap) -> Tensor:
-        lengths = by_groups(q.norm(dim=-1, keepdim=True), k.norm(dim=-1, keepdim=True).mT)
-        scaled = tap("attn.scaled", tap("attn.scores", lengths) * self.scale)
+        scaled = tap("attn.scaled", tap("attn.scores", self.scores(q, k, mask)) * self.scale)
         visible = mask.visible(queries, keys)
         masked = tap("attn.masked", scaled if visible is None else scaled.masked_fill(~visible, -torch.inf))
         return by_groups(tap("attn.pattern", masked.softmax(-1)), v)

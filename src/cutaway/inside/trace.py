@@ -43,7 +43,8 @@ class Trace(Values):
     `tokens` are the ids that were read, `logits` [T V] their scores. Of a generation, `new_tokens` are those picked,
     the last of which was not read; the steps are joined to the shape of one pass over `tokens`. What a step has no
     number for, because the key came later, is 0 in a pattern, −inf in `masked` and NaN in `scores` and `scaled`.
-    Where a rotation depends on the length and the text was read again on the way, the last reading stands.
+    Where a rotation depends on the length and the text was read again on the way, the last reading stands. Some values
+    are made of others at each reading: to change one, copy it; what is written into a source shows in them.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Trace(Values):
             "n_prompt": self.n_prompt,
             "new_tokens": self.new_tokens,
             "n_bytes": self.n_bytes,
-            "shapes": {name: list(value.shape) for name, value in self.items()},
+            "shapes": {str(entry.target): list(map(len, entry.index)) for entry in self.entries},
             "values": {name: plain(self[name].tolist(), digits) for name in shown},
         }
 
@@ -93,7 +94,7 @@ class Watch:
     tap: TraceTap
     rows: list[Row]
     wanted: list[Target]
-    made: Mapping[Target, tuple[Target, ...]]  # which of them are made from which
+    derived: Mapping[Target, tuple[Target, ...]]  # which of them are made from which
 
     @property
     def idle(self) -> bool:
@@ -110,8 +111,10 @@ class Watch:
         """What was kept of one text, in the order of the pass."""
         self.tap.settle()
         entries = row.entries()
-        for target, sources in self.made.items():
-            entries[target] = made(self.network, target, [entries[source] for source in sources])
+        for target, names in self.derived.items():
+            sources = [entries[name] for name in names if name in entries]
+            if len(sources) == len(names):  # a generation may end before the positions that were named
+                entries[target] = made(self.network, target, sources)
         found = map(entries.get, self.wanted)
         return Values([entry for entry in found if entry is not None], row.n_prompt)
 
@@ -166,13 +169,13 @@ def watching(
                 place = reach[0] if reach[0] < 0 else reach[-1]
                 raise InsideError(f"{type(edit).__name__} at {target}: position {place} is outside 0 to {n - 1}")
     edited = frozenset(target.name for _, target in aimed)
-    later = {} if grad else follows(config, tuple(wanted), edited, in_one_pass=in_one_pass(lengths))
-    stored = [target for target in wanted if target not in later]
+    derived = {} if grad else follows(config, tuple(wanted), edited, in_one_pass=in_one_pass(lengths))
+    stored = [target for target in wanted if target not in derived]
     if wanted:
         itemsize = network.embed.weight.dtype.itemsize
         check_bytes(bytes_of(config, tuple(stored), tuple(lengths), itemsize), limit, grad=grad)
     rows = [Row(n_prompt=n_prompt) for n_prompt, _ in lengths]
-    return Watch(network=network, tap=TraceTap(stored, aimed, grad=grad), rows=rows, wanted=wanted, made=later)
+    return Watch(network=network, tap=TraceTap(stored, aimed, grad=grad), rows=rows, wanted=wanted, derived=derived)
 
 
 def trace(
@@ -265,8 +268,8 @@ def predict_bytes(
     """
     lengths = [(n, n) for n in ([n_tokens] if isinstance(n_tokens, int) else n_tokens)]
     wanted = fitting(config, keep, lengths)
-    later = follows(config, tuple(wanted), frozenset(), in_one_pass=in_one_pass(lengths))
-    stored = tuple(target for target in wanted if target not in later)
+    derived = follows(config, tuple(wanted), frozenset(), in_one_pass=in_one_pass(lengths))
+    stored = tuple(target for target in wanted if target not in derived)
     return sum(bytes_of(config, stored, tuple(lengths), itemsize).values())
 
 

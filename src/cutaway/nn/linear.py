@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cutaway.nn import few_rows
 
-LONG = 256  # positions from which a prompt is long
+LONG = 512  # positions from which a prompt is long
 
 
 class Linear(nn.Linear):

@@ -48,29 +48,20 @@ class Mask:
     @functools.cached_property
     def ranges(self) -> Int[Tensor, "B T 2"]:
         """For each query of each row: the first key it sees, and one past its last."""
-        n = self.n_queries
-        if self.lengths is not None:
-            rows = [[(0, end)] * n for end in self.lengths]
-        else:
-            stops = [range(start + 1, start + 1 + n) for start in self.starts]
-            rows = [[(max(stop - self.window, 0) if self.window else 0, stop) for stop in row] for row in stops]
+        if self.lengths is None:
+            starts = torch.tensor(self.starts, dtype=torch.int64, device=self.device)
+            return rule(starts[:, None] + torch.arange(self.n_queries, device=self.device), self.window)
+        rows = [[(0, length)] * self.n_queries for length in self.lengths]
         return torch.tensor(rows, dtype=torch.int64, device=self.device)
 
-    def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 T S"] | None:
+    def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 t s"] | None:
         """True where a query may look; one row for all texts if they start together, None if all is visible."""
-        if self.lengths is not None:
-            ends = torch.tensor(self.lengths, device=self.device)[:, None, None, None]
-            return (
-                torch.arange(keys.start, keys.stop, device=self.device).expand(queries.stop - queries.start, -1) < ends
-            )
-        together = min(self.starts) == max(self.starts)
+        together = self.lengths is None and min(self.starts) == max(self.starts)
         if together and queries.stop - queries.start == 1 and keys == self.keys(queries):
             return None
-        starts = self.starts[:1] if together else self.starts
-        first = torch.tensor(starts, device=self.device)[:, None]
-        q = first + torch.arange(queries.start, queries.stop, device=self.device)
+        ranges = self.ranges[: 1 if together else None, queries, :, None]
         k = torch.arange(keys.start, keys.stop, device=self.device)
-        return rule(q, k, self.window)[:, None]
+        return ((ranges[:, :, 0] <= k) & (k < ranges[:, :, 1]))[:, None]
 
     def hide(
         self, scaled: Float[Tensor, "B H T S"], queries: slice, keys: slice, *, in_place: bool
@@ -86,11 +77,11 @@ class Mask:
         return fill(~visible, -math.inf)
 
 
-def rule(q: Int[Tensor, "b T"], k: Int[Tensor, " S"], window: int | None) -> Bool[Tensor, "b T S"]:
-    """Key ≤ query, and less than `window` before it."""
-    distance = q[:, :, None] - k
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+def rule(positions: Int[Tensor, "B T"], window: int | None) -> Int[Tensor, "B T 2"]:
+    """The first key that a query at each position sees, and one past its last, which is itself."""
+    stops = positions + 1
+    firsts = torch.zeros_like(stops) if window is None else (stops - window).clamp(min=0)
+    return torch.stack((firsts, stops), dim=-1)
 
 
 def build_mask(

@@ -41,16 +41,15 @@ class Reference:
 
     def attend(self, q: Heads, k: Keys, v: Keys, mask: Mask, queries: slice, keys: slice, tap: Tap) -> Heads:
         """z of some queries over some keys, already cut out. A stage that nobody wants becomes the next in place."""
-        scaled = self.scaled(by_groups(q, k.mT), tap)
+        scores = tap("attn.scores", by_groups(q, k.mT))
+        scaled = tap("attn.scaled", self.scaled(scores, in_place=is_spare(tap, "attn.scores")))
         masked = tap("attn.masked", mask.hide(scaled, queries, keys, in_place=is_spare(tap, "attn.scaled")))
         pattern = tap("attn.pattern", softmax(masked).to(v.dtype))
         return by_groups(pattern, v)
 
-    def scaled(self, scores: Float[Tensor, "B H T S"], tap: Tap) -> Float[Tensor, "B H T S"]:
-        """The stages before the mask."""
-        scores = tap("attn.scores", scores)
-        times = scores.mul_ if is_spare(tap, "attn.scores") else scores.mul
-        return tap("attn.scaled", soft_cap(times(self.scale), self.cap))
+    def scaled(self, scores: Float[Tensor, "B H T S"], *, in_place: bool = False) -> Float[Tensor, "B H T S"]:
+        """Scores as the mask and the softmax read them."""
+        return soft_cap((scores.mul_ if in_place else scores.mul)(self.scale), self.cap)
 
     def is_near(self, q: Heads, k: Keys) -> bool:
         """Whether `attend_near` is for these."""
@@ -63,8 +62,9 @@ class Reference:
         """
         pattern, z = q.new_empty(*q.shape[:3], k.shape[2]), None
         if tap.wants("attn.scores", "attn.scaled", "attn.masked"):
-            everything = slice(0, q.shape[2]), slice(0, k.shape[2])
-            hidden = mask.hide(self.scaled(self.scores(q, k, mask), tap), *everything, in_place=False)
+            scores = tap("attn.scores", self.scores(q, k, mask))
+            scaled = tap("attn.scaled", self.scaled(scores))
+            hidden = mask.hide(scaled, slice(0, q.shape[2]), slice(0, k.shape[2]), in_place=False)
             masked = tap("attn.masked", hidden)
             if masked is not hidden and looks_ahead(masked, mask, -math.inf):
                 return by_groups(tap("attn.pattern", softmax(masked)), v)
@@ -105,7 +105,8 @@ def gather_near(pattern: Float[Tensor, "B H T S"], v: Keys, mask: Mask) -> Heads
 
 def each_head(v: Keys, n_heads: int, n_queries: int) -> Float[Tensor, "B X S Dh"]:
     """The values of each head where queries come in chunks: a group's rows lie apart there, and would be copied."""
-    return v.repeat_interleave(n_heads // v.shape[1], 1) if n_queries > NEAR else v
+    n_sharing = n_heads // v.shape[1]
+    return v.repeat_interleave(n_sharing, 1) if n_queries > NEAR and n_sharing > 1 else v
 
 
 def looks_ahead(x: Float[Tensor, "B H T S"], mask: Mask, blank: float) -> bool:

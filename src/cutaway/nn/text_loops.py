@@ -35,7 +35,13 @@ def has_nan(x):
     return np.isnan(x).any()
 
 
-@njit(fastmath=FAST - {"contract"}, error_model="numpy")  # scaled in one step or beforehand: rounded alike
+@njit
+def below(score, scale, peak):
+    """How far a scaled score is below the largest; rounded after each operation, as where it was scaled beforehand."""
+    return score * scale - peak
+
+
+@njit(fastmath={"reassoc"}, error_model="numpy")
 def soften_row(scores, weights, scale):
     """A query that sees nothing, or only −∞, gathers nothing."""
     peak = largest(scores) * scale
@@ -44,7 +50,7 @@ def soften_row(scores, weights, scale):
         return
     total = np.float32(0)
     for i in range(len(scores)):
-        x = scores[i] * scale - peak
+        x = below(scores[i], scale, peak)
         weights[i] = np.float32(0) if x < np.float32(-87.0) else exp(x)
         total += weights[i]
     for i in range(len(weights)):
