@@ -124,9 +124,9 @@ def test_a_model_without_its_mask_fails(what: str) -> None:
 
 
 def rule(*, diagonal: bool = True, last: int | None = None) -> Any:
-    def seen(positions: Tensor, window: int | None) -> Tensor:
-        firsts = torch.zeros_like(positions) if last is None else (positions + 1 - last).clamp(min=0)
-        return torch.stack((firsts, positions + diagonal), dim=-1)
+    def seen(position: Any, window: int | None) -> tuple[Any, Any]:
+        first = position * 0 if last is None else (position + 1 - last) * (position + 1 > last)
+        return first, position + diagonal
 
     return seen
 

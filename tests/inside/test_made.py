@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cutaway.inside.edits import Add, KnockOut, Scale
+from cutaway.inside.edits import Add, Edit, KnockOut, Scale
 from cutaway.inside.names import names
 from cutaway.inside.values import Entry
 from cutaway.language_model import LanguageModel
@@ -102,6 +102,27 @@ def test_a_summary_reads_nothing(build: Build, monkeypatch: pytest.MonkeyPatch) 
     shapes = {name: list(value.shape) for name, value in trace.items()}
     monkeypatch.setattr(Entry, "value", None)
     assert trace.to_dict()["shapes"] == shapes
+
+
+class Doubled(Edit):
+    """Writes into what it is given."""
+
+    def __call__(self, part: Tensor, site: object) -> Tensor:
+        return part.mul_(2)
+
+
+def test_an_edit_in_place_leaves_what_was_kept_before_it(build: Build) -> None:
+    """Without positions q lies where q_raw does."""
+    model, keep = build("no positions in layer 2"), ["blocks.2.attn.q_raw", "blocks.2.attn.q"]
+    edited = model.trace(FIVE, keep=keep, edits=[Doubled("blocks.2.attn.q")])
+    assert torch.equal(edited[keep[0]], model.trace(FIVE, keep=keep)[keep[0]])
+
+
+def test_the_readers_autocast_does_not_matter(build: Build) -> None:
+    trace = build("llama").trace(FIVE)
+    before = {key: value.clone() for key, value in trace.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(torch.equal(value, before[key]) for key, value in trace.items())
 
 
 @pytest.mark.parametrize("grad", [False, True])

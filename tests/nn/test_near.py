@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Iterator
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -202,3 +204,20 @@ def test_where_it_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(reference.scores(*two, mask), formula.by_groups(two[0], two[1].mT))
     monkeypatch.setattr(few_rows, "loops", lambda: None)
     Reference(0.5, None)(q, k, v, mask, IDLE)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler, at its import
+@pytest.mark.parametrize("name", ["a window", "rows that start apart", "no mask"])
+def test_a_mask_that_is_written_out_compiles_without_a_break(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a model with windows stays one graph."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks cannot be traced
+    mask = dataclasses.replace(MASKS[name])  # with nothing worked out yet
+    everything = slice(0, mask.n_queries), slice(0, mask.n_keys)
+
+    def hidden(x: Tensor) -> Tensor:
+        visible = mask.visible(*everything)
+        assert visible is not None
+        return x.masked_fill(~visible, -INF)
+
+    x = torch.randn(len(mask.starts), 1, mask.n_queries, mask.n_keys)
+    assert torch.equal(torch.compile(hidden, backend="eager", fullgraph=True)(x), hidden(x))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -92,7 +93,8 @@ def stage(
     n = max(index[2][-1], index[3][-1]) + 1
     mask = build_mask(config, [0], n, [n], first.device)
     if name == "attn.scores":
-        return reference.scores(first, others[0], mask)
+        with torch.autocast(first.device.type, enabled=False):  # whatever the reader's is
+            return reference.scores(first, others[0], mask)
     scaled = reference.scaled(first)
     visible = None if name == "attn.scaled" else mask.visible(slice(0, n), slice(0, n))
     if visible is None:

@@ -190,6 +190,7 @@ class TraceTap(Tap):
 
     def edited(self, edit: Edit, target: Target, value: Tensor) -> Tensor:
         """The value with one edit in it; as it is where there is nothing to change."""
+        self.settle()  # an edit may write into what it is given, and that may lie where a value before it does
         changed = None
         for at, row in enumerate(self.rows):
             whole = row.view(target, value if changed is None else changed, at)

@@ -6,12 +6,15 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cutaway.config import MaskConfig, NoMaskConfig, WindowMaskConfig
+
+Place = TypeVar("Place", int, Tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +51,28 @@ class Mask:
     @functools.cached_property
     def ranges(self) -> Int[Tensor, "B T 2"]:
         """For each query of each row: the first key it sees, and one past its last."""
-        if self.lengths is None:
-            starts = torch.tensor(self.starts, dtype=torch.int64, device=self.device)
-            return rule(starts[:, None] + torch.arange(self.n_queries, device=self.device), self.window)
-        rows = [[(0, length)] * self.n_queries for length in self.lengths]
-        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+        if self.lengths is None and self.n_queries == 1:  # asked for at each step: a list takes a quarter
+            steps = [[rule(start, self.window)] for start in self.starts]
+            return torch.tensor(steps, dtype=torch.int64, device=self.device)
+        rows = torch.tensor(self.lengths or self.starts, dtype=torch.int64, device=self.device)[:, None]
+        if self.lengths is not None:
+            stops = rows.expand(-1, self.n_queries)
+            return torch.stack((torch.zeros_like(stops), stops), dim=-1)
+        return torch.stack(rule(rows + torch.arange(self.n_queries, device=self.device), self.window), dim=-1)
 
     def visible(self, queries: slice, keys: slice) -> Bool[Tensor, "b 1 t s"] | None:
         """True where a query may look; one row for all texts if they start together, None if all is visible."""
-        together = self.lengths is None and min(self.starts) == max(self.starts)
+        k = torch.arange(keys.start, keys.stop, device=self.device)
+        if self.lengths is not None:
+            ends = torch.tensor(self.lengths, device=self.device)[:, None, None, None]
+            return k.expand(queries.stop - queries.start, -1) < ends
+        together = min(self.starts) == max(self.starts)
         if together and queries.stop - queries.start == 1 and keys == self.keys(queries):
             return None
-        ranges = self.ranges[: 1 if together else None, queries, :, None]
-        k = torch.arange(keys.start, keys.stop, device=self.device)
-        return ((ranges[:, :, 0] <= k) & (k < ranges[:, :, 1]))[:, None]
+        starts = torch.tensor(self.starts[:1] if together else self.starts, device=self.device)[:, None, None]
+        q = starts + torch.arange(queries.start, queries.stop, device=self.device)[:, None]
+        first, stop = rule(q, self.window)
+        return ((first <= k) & (k < stop))[:, None]
 
     def hide(
         self, scaled: Float[Tensor, "B H T S"], queries: slice, keys: slice, *, in_place: bool
@@ -77,11 +88,10 @@ class Mask:
         return fill(~visible, -math.inf)
 
 
-def rule(positions: Int[Tensor, "B T"], window: int | None) -> Int[Tensor, "B T 2"]:
-    """The first key that a query at each position sees, and one past its last, which is itself."""
-    stops = positions + 1
-    firsts = torch.zeros_like(stops) if window is None else (stops - window).clamp(min=0)
-    return torch.stack((firsts, stops), dim=-1)
+def rule(position: Place, window: int | None) -> tuple[Place, Place]:
+    """The first key that a query at a position sees, and one past its last, which is itself; of one, or of a tensor."""
+    stop = position + 1
+    return (position * 0 if window is None else (stop - window) * (stop > window)), stop
 
 
 def build_mask(
