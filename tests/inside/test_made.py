@@ -26,10 +26,6 @@ SAME_WAY = ["blocks.*.attn.pattern", "blocks.*.attn.head_out"]  # a pass that ro
 MADE = ("attn.scores", "attn.scaled", "attn.masked", "resid_mid")
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
-
-
 @pytest.mark.parametrize("near", [3, 128])
 @pytest.mark.parametrize("name", [*OURS, *FAMILIES])
 def test_what_is_made_is_what_the_pass_had(name: str, near: int, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jaxtyping
 import pytest
@@ -169,6 +169,13 @@ def test_what_is_wanted_or_put_back_changes_no_bit(name: str, near: int, monkeyp
             tap = Wants(stage, copies=copies)
             assert torch.equal(reference(q, k, v, mask, tap), z), stage
             assert torch.equal(tap.kept["attn.pattern"], plain.kept["attn.pattern"]), stage
+
+
+@pytest.mark.parametrize("handed_on", [lambda x: x.mT.contiguous().mT, lambda x: x.double()], ids=["strides", "fp64"])
+def test_what_is_handed_on_may_lie_otherwise(handed_on: Callable[[Tensor], Tensor]) -> None:
+    """The loop reads memory as it lies: equal numbers in another order or type must give the same."""
+    scores, mask = torch.randn(1, 6, 50, 50, generator=torch.Generator().manual_seed(0)), MASKS["a text"]
+    assert torch.equal(softened(handed_on(scores), mask), softened(scores, mask))
 
 
 def test_an_edited_score_is_seen_where_the_mask_hid_it() -> None:
