@@ -68,7 +68,7 @@ def random_qkv(mask: Mask, n_heads: int, n_kv: int) -> tuple[Tensor, Tensor, Ten
 
 def softened(scores: Tensor, mask: Mask, scale: float = 1.0) -> Tensor:
     pattern = torch.full((*scores.shape[:3], mask.n_keys), NAN)
-    soften(scores, pattern, scale, mask.ranges, 0, 0)
+    soften(scores.clone(), pattern, scale, mask.ranges, 0, 0)
     return pattern
 
 
@@ -174,8 +174,14 @@ def test_what_is_wanted_or_put_back_changes_no_bit(name: str, near: int, monkeyp
 @pytest.mark.parametrize("handed_on", [lambda x: x.mT.contiguous().mT, lambda x: x.double()], ids=["strides", "fp64"])
 def test_what_is_handed_on_may_lie_otherwise(handed_on: Callable[[Tensor], Tensor]) -> None:
     """The loop reads memory as it lies: equal numbers in another order or type must give the same."""
-    scores, mask = torch.randn(1, 6, 50, 50, generator=torch.Generator().manual_seed(0)), MASKS["a text"]
-    assert torch.equal(softened(handed_on(scores), mask), softened(scores, mask))
+    mask, reference = MASKS["a text"], Reference(0.5, None)
+    q, k, v = random_qkv(mask, 6, 2)
+    plain = Wants("attn.masked")
+    z = reference(q, k, v, mask, plain)
+    masked = plain.kept["attn.masked"]
+    before = masked.clone()
+    assert torch.equal(reference(q, k, v, mask, Wants("attn.masked", instead=handed_on(masked), at="attn.masked")), z)
+    assert torch.equal(masked, before), "it is somebody's, and not written over"
 
 
 def test_an_edited_score_is_seen_where_the_mask_hid_it() -> None:

@@ -68,7 +68,8 @@ class Reference:
             masked = tap("attn.masked", hidden)
             if masked is not hidden and looks_ahead(masked, mask, -math.inf):
                 return by_groups(tap("attn.pattern", softmax(masked)), v)
-            soften(masked, pattern, 1.0, mask.ranges, 0, 0)
+            spare = masked.to(pattern.dtype, copy=True, memory_format=torch.contiguous_format)
+            soften(spare, pattern, 1.0, mask.ranges, 0, 0)
         else:
             z = self.fill(pattern, q, k, v, mask)
         shown = tap("attn.pattern", pattern)
@@ -78,12 +79,12 @@ class Reference:
 
     def fill(self, pattern: Float[Tensor, "B H T S"], q: Heads, k: Keys, v: Keys, mask: Mask) -> Heads:
         """Write the pattern, and gather by each piece of it before the next."""
-        parts, v = [], each_head(v, *q.shape[1:3])
+        parts, room = [], q.new_empty(q[:, :, :NEAR].shape[:3].numel() * k.shape[2])
         for queries, keys in chunks(mask, NEAR):
-            scores = by_groups(q[:, :, queries], k[:, :, keys].mT)
+            scores = by_groups(q[:, :, queries], k[:, :, keys].mT, room)
             soften(scores, pattern, self.scale, mask.ranges, queries.start, keys.start)
-            parts.append(by_groups(pattern[:, :, queries, keys], v[:, :, keys]))
-        return joined(parts)
+            parts.append(by_groups(scores, v[:, :, keys]))
+        return in_order(parts)
 
     def scores(self, q: Heads, k: Keys, mask: Mask) -> Float[Tensor, "B H T S"]:
         """q·kᵀ, bit for bit as a pass has it, and where no query looks besides."""
@@ -99,14 +100,7 @@ class Reference:
 
 def gather_near(pattern: Float[Tensor, "B H T S"], v: Keys, mask: Mask) -> Heads:
     """pattern @ v, each query over the keys in its reach."""
-    v = each_head(v, *pattern.shape[1:3])
-    return joined([by_groups(pattern[:, :, queries, keys], v[:, :, keys]) for queries, keys in chunks(mask, NEAR)])
-
-
-def each_head(v: Keys, n_heads: int, n_queries: int) -> Float[Tensor, "B X S Dh"]:
-    """The values of each head where queries come in chunks: a group's rows lie apart there, and would be copied."""
-    n_sharing = n_heads // v.shape[1]
-    return v.repeat_interleave(n_sharing, 1) if n_queries > NEAR and n_sharing > 1 else v
+    return in_order([by_groups(pattern[:, :, queries, keys], v[:, :, keys]) for queries, keys in chunks(mask, NEAR)])
 
 
 def looks_ahead(x: Float[Tensor, "B H T S"], mask: Mask, blank: float) -> bool:
@@ -115,14 +109,18 @@ def looks_ahead(x: Float[Tensor, "B H T S"], mask: Mask, blank: float) -> bool:
     return visible is not None and not bool(((x == blank) | visible).all())
 
 
-def by_groups(x: Float[Tensor, "B H T X"], y: Float[Tensor, "B K X Y"]) -> Float[Tensor, "B H T Y"]:
-    """x @ y, where the H/K query heads of a group share one y: stacked to one product, not y copied for each."""
+def by_groups(
+    x: Float[Tensor, "B H T X"], y: Float[Tensor, "B K X Y"], room: Float[Tensor, " N"] | None = None
+) -> Float[Tensor, "B H T Y"]:
+    """x @ y, where the H/K query heads of a group share one y: stacked to one product, not y copied for each.
+
+    With `room`, at least as many numbers, it is written there.
+    """
     n_rows, n_heads, n_queries, width = x.shape
-    n_groups = y.shape[1]
-    if n_heads == n_groups:
-        return x @ y
-    stacked = x.reshape(n_rows, n_groups, n_heads // n_groups * n_queries, width)
-    return (stacked @ y).view(n_rows, n_heads, n_queries, -1)
+    shape = (n_rows, n_heads, n_queries, y.shape[-1])
+    stacked = x.reshape(n_rows * y.shape[1], -1, width)
+    out = None if room is None else room[: math.prod(shape)].view(len(stacked), -1, y.shape[-1])
+    return torch.bmm(stacked, y.flatten(0, 1), out=out).view(shape)
 
 
 def is_spare(tap: Tap, name: str) -> bool:
@@ -152,3 +150,8 @@ def chunks(mask: Mask, n: int) -> Iterator[tuple[slice, slice]]:
 def joined(parts: Sequence[Tensor], dim: int = 2) -> Tensor:
     """What chunks gave, as one."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=dim)
+
+
+def in_order(parts: Sequence[Tensor]) -> Heads:
+    """What some queries after others gathered, laid as the output projection reads it: token by token."""
+    return torch.cat([part.transpose(1, 2) for part in parts], dim=1).transpose(1, 2)

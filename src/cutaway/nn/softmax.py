@@ -19,9 +19,11 @@ def soften(
     first_query: int,
     first_key: int,
 ) -> None:
-    """Write softmax(scale · scores) into the rows of these t queries: over the keys of its range each, 0 elsewhere."""
+    """Turn scores of t queries into softmax(scale · scores), over the keys of its range each, 0 elsewhere.
+
+    The same is written into the rows of these queries in the pattern.
+    """
     n_some, n_near = scores.shape[2:]
-    scores = scores.to(pattern.dtype).contiguous()  # an edit may have put others there
     few_rows.text_loops().SOFTEN[scores.dtype](
         torch.get_num_threads() if scores.numel() > SMALL else 1,
         *(scores.data_ptr(), pattern.data_ptr(), ranges.data_ptr(), few_rows.bits_of(scale)),

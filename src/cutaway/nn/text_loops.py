@@ -10,6 +10,7 @@ import torch
 from numba import carray, njit
 
 from cutaway.nn.numbers import BF16, FP32, exp, number, numbers, put, real
+from cutaway.nn.past_cache import BYTES, LANES, arrive, blank, carry
 from cutaway.nn.team import FAST, Loop, loop, ticket
 
 # --- softmax(scale · scores), of many queries ---------------------------------------------------------------
@@ -24,7 +25,13 @@ def in_order(bits):
 @njit(fastmath=FAST, error_model="numpy")
 def largest(x):
     """The largest number, found among whole ones: the largest of fp32 is sought one by one, because of NaN."""
-    peak = np.int32(-0x80000000)
+    least = np.int32(-0x80000000)
+    peak = least
+    for i in range(len(x)):  # their bits as they are: in order where one is positive
+        peak = max(peak, np.float32(x[i]).view(np.int32))
+    if peak >= 0:
+        return np.int32(peak).view(np.float32)
+    peak = least
     for i in range(len(x)):
         peak = max(peak, in_order(np.float32(x[i]).view(np.int32)))
     return np.int32(in_order(peak)).view(np.float32)
@@ -36,50 +43,55 @@ def has_nan(x):
 
 
 @njit
-def below(score, scale, peak):
-    """How far a scaled score is below the largest; rounded after each operation, as where it was scaled beforehand."""
-    return score * scale - peak
+def multiply(x, factor):
+    for i in range(len(x)):
+        x[i] *= factor
 
 
 @njit(fastmath={"reassoc"}, error_model="numpy")
-def soften_row(scores, weights, scale):
+def soften_row(x, scale):
     """A query that sees nothing, or only −∞, gathers nothing."""
-    peak = largest(scores) * scale
-    if peak == -np.inf and not has_nan(scores):
-        weights[:] = np.float32(0)
+    multiply(x, scale)  # rounded, as where it was done beforehand
+    peak = largest(x)
+    if peak == -np.inf and not has_nan(x):
+        x[:] = np.float32(0)
         return
     total = np.float32(0)
-    for i in range(len(scores)):
-        x = below(scores[i], scale, peak)
-        weights[i] = np.float32(0) if x < np.float32(-87.0) else exp(x)
-        total += weights[i]
-    for i in range(len(weights)):
-        weights[i] /= total
+    for i in range(len(x)):
+        depth = x[i] - peak
+        x[i] = np.float32(0) if depth < np.float32(-87.0) else exp(depth)
+        total += x[i]
+    multiply(x, np.float32(1) / total)
 
 
 @njit(fastmath=FAST, error_model="numpy")
 def soften(arguments):
-    """Whole rows of a pattern, from the scores of some queries with some keys; a piece of work is some of these rows.
+    """Scores of some queries with some keys become weights; a piece of work is some rows.
 
     `ranges` are the first key that each query sees and one past its last; other keys get 0, whatever their scores are.
+    The same rows of a pattern of all queries and keys are written past the cache, which has better use for the room.
     """
     _, scores_at, pattern_at, ranges_at, scale, n_texts, n_heads, n_queries, n_keys = carray(arguments, 9)
     first_query, n_some, first_key, n_near, piece = carray(arguments, 14)[9:]
     n_rows = n_texts * n_heads * n_some
     scores = numbers(scores_at, (n_rows, n_near), FP32)
-    pattern = numbers(pattern_at, (n_texts * n_heads * n_queries, n_keys), FP32)
     ranges = numbers(ranges_at, (n_texts * n_queries, 2), np.int64(0))
     begin = ticket(arguments) * piece
     while begin < n_rows:
         for row in range(begin, min(begin + piece, n_rows)):
             query = first_query + row % n_some
-            weights = pattern[row // n_some * n_queries + query]
             seen = row // (n_heads * n_some) * n_queries + query
-            first, stop = ranges[seen, 0], ranges[seen, 1]
-            soften_row(scores[row, first - first_key : stop - first_key], weights[first:stop], real(scale))
+            first, stop = ranges[seen, 0] - first_key, ranges[seen, 1] - first_key
+            weights = scores[row]
+            soften_row(weights[first:stop], real(scale))
             weights[:first] = np.float32(0)
             weights[stop:] = np.float32(0)
+            at = pattern_at + BYTES * n_keys * (row // n_some * n_queries + query)
+            blank(at, first_key)
+            carry(at + BYTES * first_key, scores_at + BYTES * n_near * row, n_near)
+            blank(at + BYTES * (first_key + n_near), n_keys - first_key - n_near)
         begin = ticket(arguments) * piece
+    arrive()
 
 
 # --- GELU and its slope -------------------------------------------------------------------------------------
