@@ -130,7 +130,7 @@ def test_the_names_of_a_pass_and_their_shapes(name: str) -> None:
     )
     heads = {"attn.q_raw": q, "attn.q": q, "attn.k_raw": kv, "attn.k": kv, "attn.v": kv, "attn.z": q}
     inner = dict.fromkeys(STAGES, square) | {"attn.head_out": (b, c.n_heads, t, d)}
-    ff = dict.fromkeys(("ff.pre", "ff.post"), (b, t, c.d_ff))
+    ff = dict.fromkeys(("ff.pre", *["ff.up"] * c.feedforward.gated, "ff.post"), (b, t, c.d_ff))
     for i in range(c.n_layers):
         shapes |= {f"blocks.{i}.{key}": shape for key, shape in (stream | heads | inner | ff).items()}
     assert {key: tuple(value.shape) for key, value in recorder.kept.items()} == shapes

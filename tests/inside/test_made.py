@@ -23,7 +23,7 @@ Build = Callable[..., LanguageModel]
 
 FIVE, NINE = [3, 14, 15, 9, 26], [5, 35, 8, 9, 7, 9, 3, 2, 38]
 SAME_WAY = ["blocks.*.attn.pattern", "blocks.*.attn.head_out"]  # a pass that rounds as one of which all is kept
-MADE = ("attn.scores", "attn.scaled", "attn.masked", "resid_mid")
+MADE = ("attn.scores", "attn.scaled", "attn.masked", "resid_mid", "ff.post")
 
 
 @pytest.mark.parametrize("near", [3, 128])

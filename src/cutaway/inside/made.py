@@ -1,7 +1,7 @@
 """Values that follow from others which are kept: not stored beside them, but made when they are read.
 
-Scores, scaled and masked are as large as the pattern, and the stream between the halves of a block is a sum. The same
-operation on the same numbers gives them again bit for bit.
+Scores, scaled and masked are as large as the pattern, the stream between the halves of a block is a sum, and what a
+feed-forward activates needs no weight. The same operation on the same numbers gives them again bit for bit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cutaway.inside.names import Index, Target
 from cutaway.inside.values import Entry, select
 from cutaway.network import Transformer
 from cutaway.nn.attention import Attention
+from cutaway.nn.feedforward import Activate, FeedForward, GatedFeedForward, gated
 from cutaway.nn.mask import build_mask
 from cutaway.nn.reference import Reference
 
@@ -29,7 +30,10 @@ SOURCES = {
     "attn.scaled": ("attn.scores",),
     "attn.masked": ("attn.scores",),
     "resid_mid": ("resid_pre", "attn.out"),
+    "ff.post": ("ff.pre",),
 }
+GATED = SOURCES | {"ff.post": ("ff.pre", "ff.up")}
+IN_ONE_PASS = ("attn.scores", "resid_mid", "ff.post")
 
 
 @functools.lru_cache(maxsize=32)  # hundreds of names, often the same for many texts
@@ -41,14 +45,15 @@ def follows(
     Where all of a single text is not read `in_one_pass`, products and sums have other shapes and may round otherwise:
     then only scaled and masked scores are made. Scores are made in a block that shows its pattern.
     """
+    sources_of = GATED if config.feedforward.gated else SOURCES
     known = {(target.name, target.picks): target for target in wanted}
     shown = {target.scope[0] for target in wanted if target.scope[1] == "attn.pattern"}
     found: dict[Target, tuple[Target, ...]] = {}
     for target in wanted:
         block, name = target.scope
-        sources = [known.get((f"{block}.{source}", target.picks)) for source in SOURCES.get(name, ())]
-        if name in ("attn.scores", "resid_mid"):
-            fits = in_one_pass and not target.picks and (name == "resid_mid" or block in shown)
+        sources = [known.get((f"{block}.{source}", target.picks)) for source in sources_of.get(name, ())]
+        if name in IN_ONE_PASS:
+            fits = in_one_pass and not target.picks and (name != "attn.scores" or block in shown)
         else:
             fits = bool(sources)
         if fits and all(sources) and is_plain(config, target, edited):
@@ -60,11 +65,13 @@ def is_plain(config: ModelConfig, target: Target, edited: frozenset[str]) -> boo
     """Whether a value is what the model makes of its sources.
 
     An edit is stored as it comes; so are stages of attention without a causal mask, where what a step may see depends
-    on when it was taken.
+    on when it was taken, and what is made of an edited half of a product, which lies elsewhere then.
     """
     block, name = target.scope
     if name == "resid_mid":
         return target.name not in edited
+    if name == "ff.post":
+        return edited.isdisjoint(f"{block}.{part}" for part in ("ff.pre", "ff.up", "ff.post"))
     causal = isinstance(config.masks[layer_of(target)], CausalMaskConfig | WindowMaskConfig)
     return causal and edited.isdisjoint((target.name, f"{block}.attn.scaled", f"{block}.attn.masked"))
 
@@ -74,6 +81,9 @@ def made(network: Transformer, target: Target, sources: Sequence[Entry]) -> Entr
     if target.scope[1] == "resid_mid":
         return Entry(target=target, index=sources[0].index, held=functools.partial(total, *sources))
     layer = layer_of(target)
+    if target.scope[1] == "ff.post":
+        ff = cast(FeedForward | GatedFeedForward, network.blocks[layer].ff)
+        return Entry(target=target, index=sources[0].index, held=functools.partial(activated, ff.activation, *sources))
     reference = cast(Attention, network.blocks[layer].attn).reference
     index = (*sources[0].index[:3], sources[-1].index[-1 if len(sources) == 1 else 2])
     make = functools.partial(stage, target.scope[1], reference, network.config.masks[layer], index, *sources)
@@ -83,6 +93,12 @@ def made(network: Transformer, target: Target, sources: Sequence[Entry]) -> Entr
 def total(x: Entry, y: Entry) -> Float[Tensor, "B T D"]:
     """The residual stream and what is added to it."""
     return x.value + y.value
+
+
+def activated(act: Activate, *sources: Entry) -> Float[Tensor, "B T F"]:
+    """What the second matrix of a feed-forward reads, from what the first gave."""
+    pre, *ups = (source.value for source in sources)
+    return gated(act, pre, *ups) if ups else act(pre)
 
 
 def stage(

@@ -42,6 +42,7 @@ BLOCK: dict[str, Axes] = {
     "resid_mid": STREAM,
     "ff.norm": STREAM,
     "ff.pre": ("B", "T", "F"),
+    "ff.up": ("B", "T", "F"),
     "ff.post": ("B", "T", "F"),
     "ff.out": STREAM,
     "resid_post": STREAM,
@@ -62,8 +63,10 @@ WORDS: dict[str, Axes] = {
 def names(config: ModelConfig) -> dict[str, Axes]:
     """Every name of a model, in the order of the pass, with its axes."""
     learned = any(isinstance(position, LearnedPositionConfig) for position in config.positions)
+    gated = config.feedforward.gated
     before = {name: axes for name, axes in BEFORE.items() if learned or name != "pos_embed"}
-    blocks = {f"blocks.{i}.{name}": axes for i in range(config.n_layers) for name, axes in BLOCK.items()}
+    block = {name: axes for name, axes in BLOCK.items() if gated or name != "ff.up"}
+    blocks = {f"blocks.{i}.{name}": axes for i in range(config.n_layers) for name, axes in block.items()}
     return before | blocks | AFTER
 
 

@@ -23,6 +23,9 @@ from cutaway.nn.tap import IDLE, Tap
 
 Wanted = TypeVar("Wanted")
 
+# What one product has in it, in the order in which it is shown; and what lies there too where nothing is rotated.
+PRODUCTS = {("attn.q_raw", "attn.k_raw", "attn.v"): ("attn.q", "attn.k"), ("ff.pre", "ff.up"): ()}
+FIRST = tuple(parts[0] for parts in PRODUCTS)
 # What a cached step has no number for, because the key came later: hidden by the mask, or never computed (NaN).
 LATER_KEYS = {"attn.pattern": 0.0, "attn.masked": -math.inf}
 
@@ -134,17 +137,18 @@ class TraceTap(Tap):
         self.graph: dict[str, Tensor] = {}
         self.behind = [target for name in AFTER for target in self.kept.get(name, ())]  # the last block
         self.due: list[tuple[str, Tensor]] = []  # what is to be kept of the current block
-        self.product = 0  # where the current block's queries, keys and values were computed
+        self.product = 0  # where the product that is shown just now lies
         self.scopes: dict[str, dict[str, str]] = {}  # of each block: its names, and what they are called outside
         for target in (*keep, *(target for _, target in edits)):
             scope, inner = target.scope
             self.scopes.setdefault(scope, {})[inner] = target.name
         wholes = {name for name, targets in self.kept.items() if any(not target.picks for target in targets)}
         self.lending = {
-            f"{scope}.attn.{part}"
+            f"{scope}.{part}"
             for scope in self.scopes
-            if wholes.issuperset(f"{scope}.attn.{part}" for part in ("q_raw", "k_raw", "v"))
-            for part in ("q_raw", "k_raw", "q", "k", "v")
+            for parts, others in PRODUCTS.items()
+            if wholes.issuperset(f"{scope}.{part}" for part in parts)
+            for part in (*parts, *others)
         }
 
     def inside(self, scope: str) -> Tap:
@@ -233,13 +237,13 @@ class TraceTap(Tap):
                 row.keep(target, value, at, lent=lent)
 
     def is_lent(self, name: str, value: Tensor) -> bool:
-        """Whether a value lies in the product of x and W_Q, W_K and W_V, all three parts of which are kept whole.
+        """Whether a value lies in a product of which all parts are kept whole, such as that of x and W_Q, W_K and W_V.
 
         So it is for one text whose q and k are not normed; keys and values from a cache lie elsewhere.
         """
         if name not in self.lending or len(self.rows) > 1:
             return False
-        if name.endswith("q_raw"):
+        if name.endswith(FIRST):
             self.product = value.untyped_storage().data_ptr()
         return value.untyped_storage().data_ptr() == self.product
 

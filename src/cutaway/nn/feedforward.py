@@ -15,7 +15,9 @@ from cutaway.nn.gelu import gelu_tanh
 from cutaway.nn.linear import Linear
 from cutaway.nn.tap import Tap
 
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+Activate = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: dict[Activation, Activate] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "relu": F.relu,
@@ -51,18 +53,19 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], tap: Tap) -> Float[Tensor, "B T D"]:
         gate, up = self.gate_up.halves(x)
-        pre = tap("ff.pre", gate)
-        post = tap("ff.post", self.gate(pre, up))
+        pre, up = tap("ff.pre", gate), tap("ff.up", up)
+        post = tap("ff.post", gated(self.activation, pre, up))
         return self.down(post)
 
-    def gate(self, gate: Float[Tensor, "B T F"], up: Float[Tensor, "B T F"]) -> Float[Tensor, "B T F"]:
-        """act(gate) ⊙ up."""
-        if self.activation is F.silu and few_rows.silu_gate_applies(gate, up):
-            return few_rows.silu_gate(gate, up)
-        post = self.activation(gate)
-        if torch.is_grad_enabled():
-            return post * up
-        return post.mul_(up)  # in place: for a long prompt, fresh memory costs more than the product
+
+def gated(act: Activate, gate: Float[Tensor, "B T F"], up: Float[Tensor, "B T F"]) -> Float[Tensor, "B T F"]:
+    """act(gate) ⊙ up."""
+    if act is F.silu and few_rows.silu_gate_applies(gate, up):
+        return few_rows.silu_gate(gate, up)
+    post = act(gate)
+    if torch.is_grad_enabled():
+        return post * up
+    return post.mul_(up)  # in place: for a long prompt, fresh memory costs more than the product
 
 
 def build_feedforward(config: ModelConfig) -> FeedForward | GatedFeedForward:

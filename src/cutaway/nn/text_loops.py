@@ -10,7 +10,7 @@ import torch
 from numba import carray, njit
 
 from cutaway.nn.numbers import BF16, FP32, exp, number, numbers, put, real
-from cutaway.nn.past_cache import BYTES, LANES, arrive, blank, carry
+from cutaway.nn.past_cache import BYTES, arrive, blank, carry
 from cutaway.nn.team import FAST, Loop, loop, ticket
 
 # --- softmax(scale · scores), of many queries ---------------------------------------------------------------
