@@ -192,3 +192,23 @@ def test_an_edited_stage_is_stored_as_the_pass_had_it(build: Build) -> None:
     doubled = model.trace(FIVE, keep=both, edits=[Scale("blocks.1.attn.scores", 2.0)])
     alone = model.trace(FIVE, keep="blocks.1.attn.masked", edits=[Scale("blocks.1.attn.scores", 2.0)])
     assert torch.equal(doubled["blocks.1.attn.masked"], alone["blocks.1.attn.masked"])
+
+
+def test_both_halves_of_a_gate_lie_in_one_product(build: Build) -> None:
+    """Seen, and not copied; what is made of them is the pass's own."""
+    model = build("llama")
+    trace = model.trace(NINE)
+    pre, up, post = (trace[f"blocks.1.ff.{part}"] for part in ("pre", "up", "post"))
+    assert pre.untyped_storage().data_ptr() == up.untyped_storage().data_ptr()
+    assert distance(torch.nn.functional.silu(pre) * up, post) <= 1e-6
+    alone = model.trace(NINE, keep=["blocks.1.ff.up", *SAME_WAY])["blocks.1.ff.up"]
+    assert torch.equal(alone, up)
+    assert alone.untyped_storage().nbytes() == alone.numel() * alone.element_size()
+
+
+def test_a_gate_that_lets_nothing_through(build: Build) -> None:
+    trace = build("llama").trace(FIVE, edits=[Scale("blocks.1.ff.up", 0.0)])
+    for name in ("ff.up", "ff.post", "ff.out"):
+        assert not trace[f"blocks.1.{name}"].any()
+        assert trace[f"blocks.0.{name}"].any()
+    assert "blocks.1.ff.up" not in build("gpt2").trace(FIVE)

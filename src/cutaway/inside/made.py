@@ -20,8 +20,8 @@ from cutaway.config import CausalMaskConfig, MaskConfig, ModelConfig, WindowMask
 from cutaway.inside.names import Index, Target
 from cutaway.inside.values import Entry, select
 from cutaway.network import Transformer
-from cutaway.nn.attention import Attention
-from cutaway.nn.feedforward import Activate, FeedForward, GatedFeedForward, gated
+from cutaway.nn.block import Block
+from cutaway.nn.feedforward import Activate, gated
 from cutaway.nn.mask import build_mask
 from cutaway.nn.reference import Reference
 
@@ -81,12 +81,12 @@ def made(network: Transformer, target: Target, sources: Sequence[Entry]) -> Entr
     if target.scope[1] == "resid_mid":
         return Entry(target=target, index=sources[0].index, held=functools.partial(total, *sources))
     layer = layer_of(target)
+    block = cast(Block, network.blocks[layer])
     if target.scope[1] == "ff.post":
-        ff = cast(FeedForward | GatedFeedForward, network.blocks[layer].ff)
+        ff = block.ff
         return Entry(target=target, index=sources[0].index, held=functools.partial(activated, ff.activation, *sources))
-    reference = cast(Attention, network.blocks[layer].attn).reference
     index = (*sources[0].index[:3], sources[-1].index[-1 if len(sources) == 1 else 2])
-    make = functools.partial(stage, target.scope[1], reference, network.config.masks[layer], index, *sources)
+    make = functools.partial(stage, target.scope[1], block.attn.reference, network.config.masks[layer], index, *sources)
     return Entry(target=target, index=index, held=make)
 
 

@@ -98,9 +98,9 @@ def shape_of(config: ModelConfig, name: str, n_rows: int, n_queries: int, n_keys
     return tuple(length[axis] for axis in known[name])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Target:
-    """One name, and the parts of it that are meant: (word, spans) pairs, none for all of it."""
+    """One name, and the parts of it that are meant: (word, spans) pairs, none for all of it. Equal to itself alone."""
 
     name: str
     axes: Axes
@@ -109,20 +109,10 @@ class Target:
     def __str__(self) -> str:
         return self._text
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __getstate__(self) -> dict[str, object]:  # a saved trace is read by processes that hash its words otherwise
-        return {name: value for name, value in vars(self).items() if name != "_hash"}
-
     @functools.cached_property
-    def _text(self) -> str:  # kept, like the hash: a trace asks for those of hundreds
+    def _text(self) -> str:  # kept: a trace asks for those of hundreds
         words = (f"{word} {', '.join(map(_written, spans))}" for word, spans in self.picks)
         return f"{self.name}[{', '.join(words)}]" if self.picks else self.name
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.name, self.picks))
 
     @functools.cached_property
     def scope(self) -> tuple[str, str]:

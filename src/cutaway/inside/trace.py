@@ -19,7 +19,7 @@ from cutaway.inside.made import follows, made
 from cutaway.inside.names import Target, fitting, listed, sizes
 from cutaway.inside.passes import Of, gradients, residual, run_backward, run_generations
 from cutaway.inside.tap import Row, TraceTap
-from cutaway.inside.values import NotKept, Values
+from cutaway.inside.values import Entry, NotKept, Values
 from cutaway.network import Transformer
 
 LAST = "logits[position -1]"  # where no other scores are read: the head runs for one position
@@ -48,11 +48,11 @@ class Trace(Values):
     """
 
     def __init__(
-        self, values: Values, generation: Generation, n_read: int, *, keep: Sequence[str], grad: Values | None = None
+        self, entries: Sequence[Entry], row: Row, generation: Generation, *, keep: Sequence[str], grad: Values | None
     ) -> None:
-        super().__init__(values.entries, values.n_prompt)
-        self.tokens = generation.tokens[:n_read]
-        self.new_tokens = generation.tokens[values.n_prompt :]
+        super().__init__(entries, row.n_prompt)
+        self.tokens = generation.tokens[: row.end]
+        self.new_tokens = generation.tokens[row.n_prompt :]
         self.keep = list(keep)
         self.grad = grad
 
@@ -108,7 +108,11 @@ class Watch:
         return run_generations(self.network, self.tap, self.rows, generations, use_cache=use_cache)
 
     def values(self, row: Row) -> Values:
-        """What was kept of one text, in the order of the pass."""
+        """What was kept of one text."""
+        return Values(self.entries(row), row.n_prompt)
+
+    def entries(self, row: Row) -> list[Entry]:
+        """The same in the order of the pass, and what follows from it."""
         self.tap.settle()
         entries = row.entries()
         for target, names in self.derived.items():
@@ -116,7 +120,7 @@ class Watch:
             if len(sources) == len(names):  # a generation may end before the positions that were named
                 entries[target] = made(self.network, target, sources)
         found = map(entries.get, self.wanted)
-        return Values([entry for entry in found if entry is not None], row.n_prompt)
+        return [entry for entry in found if entry is not None]
 
     def traces(
         self, generations: Sequence[Generation], gradients: Sequence[Values | None] | None = None
@@ -125,7 +129,7 @@ class Watch:
         keys = [str(target) for target in self.wanted]
         below = [None] * len(self.rows) if gradients is None else gradients
         return [
-            Trace(self.values(row), generation, row.end, keep=keys, grad=gradient)
+            Trace(self.entries(row), row, generation, keep=keys, grad=gradient)
             for row, generation, gradient in zip(self.rows, generations, below, strict=True)
         ]
 
