@@ -260,7 +260,7 @@ class Scope(Tap):
         return value if outside is None else self.tap(outside, value)
 
     def wants(self, *names: str) -> bool:
-        return any(name in self.names for name in names)
+        return not self.names.keys().isdisjoint(names)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,7 +1,8 @@
 """Writing fp32 numbers past the processor's cache, for what is not read soon.
 
 Memory that is written the usual way is read first, and takes the place of what the cache still needs. These stores do
-neither, three times as fast. They come in whole vectors at addresses that these divide; the rest is written as usual.
+neither, three times as fast. They come in whole vectors, to addresses that are multiples of one; the rest is written as
+usual.
 
 Importing this module imports numba.
 """

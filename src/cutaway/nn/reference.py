@@ -79,7 +79,8 @@ class Reference:
 
     def fill(self, pattern: Float[Tensor, "B H T S"], q: Heads, k: Keys, v: Keys, mask: Mask) -> Heads:
         """Write the pattern, and gather by each piece of it before the next."""
-        parts, room = [], q.new_empty(q[:, :, :NEAR].shape[:3].numel() * k.shape[2])
+        n_rows, n_heads, n_queries, _ = q.shape
+        parts, room = [], q.new_empty(n_rows * n_heads * min(n_queries, NEAR) * k.shape[2])  # for all pieces the same
         for queries, keys in chunks(mask, NEAR):
             scores = by_groups(q[:, :, queries], k[:, :, keys].mT, room)
             soften(scores, pattern, self.scale, mask.ranges, queries.start, keys.start)
