@@ -36,7 +36,7 @@ def test_what_is_made_is_what_the_pass_had(name: str, near: int, build: Build, m
         everything = model.trace(prompt)
         made = [entry for entry in everything.entries if not isinstance(entry.held, Tensor)]
         kinds = {entry.target.scope[1] for entry in made}
-        assert "resid_mid" in kinds
+        assert ("resid_mid" in kinds) == (len(prompt) > 1)
         assert kinds <= set(MADE)
         for key, value in model.trace(prompt, keep=[*SAME_WAY, "blocks.*.resid_mid"]).items():
             assert torch.equal(everything[key], value), key
@@ -115,10 +115,11 @@ def test_an_edit_in_place_leaves_what_was_kept_before_it(build: Build) -> None:
 
 
 def test_the_readers_autocast_does_not_matter(build: Build) -> None:
-    trace = build("llama").trace(FIVE)
-    before = {key: value.clone() for key, value in trace.items()}
-    with torch.autocast("cpu", torch.bfloat16):
-        assert all(torch.equal(value, before[key]) for key, value in trace.items())
+    for prompt in (FIVE, [11]):
+        trace = build("llama").trace(prompt)
+        before = {key: value.clone() for key, value in trace.items()}
+        with torch.autocast("cpu", torch.bfloat16):
+            assert all(torch.equal(value, before[key]) for key, value in trace.items())
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -208,6 +209,10 @@ def test_both_halves_of_a_gate_lie_in_one_product(build: Build) -> None:
 
 def test_a_gate_that_lets_nothing_through(build: Build) -> None:
     trace = build("llama").trace(FIVE, edits=[Scale("blocks.1.ff.up", 0.0)])
+    pre, up = trace["blocks.1.ff.pre"], trace["blocks.1.ff.up"]
+    assert all(x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in (pre, up)), (
+        "no more than is counted"
+    )
     for name in ("ff.up", "ff.post", "ff.out"):
         assert not trace[f"blocks.1.{name}"].any()
         assert trace[f"blocks.0.{name}"].any()

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cutaway.config import RMSNormConfig
 from cutaway.nn import few_rows
 from cutaway.nn.cache import LayerCache
-from cutaway.nn.feedforward import GatedFeedForward
+from cutaway.nn.feedforward import gated
 from cutaway.nn.kernel import Fused
 from cutaway.nn.linear import Linear
 from cutaway.nn.mask import Mask
@@ -352,7 +352,7 @@ ASKING = {
     "rotate": (_rotate, [(1, 2, 1, 4), (1, 1, 1, 4), (1, 1, 1, 4)]),
     "append": (appended, [(1, 2, 1, 4), (1, 2, 1, 4)]),
     "attend": (lambda *qkv: Fused(0.5)(*qkv, MASK, IDLE), [(1, 4, 1, 4), (1, 2, 4, 4), (1, 2, 4, 4)]),
-    "silu_gate": (partial(GatedFeedForward.gate, SimpleNamespace(activation=F.silu)), [(1, 1, 6), (1, 1, 6)]),
+    "silu_gate": (partial(gated, F.silu), [(1, 1, 6), (1, 1, 6)]),
 }
 
 

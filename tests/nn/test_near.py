@@ -116,6 +116,19 @@ def test_a_long_text_in_pieces_and_threads() -> None:
     assert distance(shown.kept["attn.pattern"], exact) <= 1e-6
 
 
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7FC00001, 0x7F800001, -0x3FFFFF])
+@pytest.mark.parametrize("n", [2, 37])
+def test_whatever_bits_a_nan_has_it_stays_one(n: int, bits: int) -> None:
+    """Such as those of a file that was erased to ones."""
+    scores = torch.zeros(1, 1, 1, n)
+    scores.view(torch.int32)[0, 0, 0, 0] = bits
+    assert softened(scores, Mask(starts=(n - 1,), n_queries=1, window=None)).isnan().all()
+    k = torch.ones(1, 1, n, 8)
+    k.view(torch.int32)[0, 0, 0, 0] = bits
+    ranges = Mask(starts=(n - 1,), n_queries=1, window=None).ranges
+    assert few_rows.attend(torch.ones(1, 1, 1, 8), k, torch.ones(1, 1, n, 8), 1.0, ranges).isnan().all()
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [

@@ -1,7 +1,8 @@
 """Values that follow from others which are kept: not stored beside them, but made when they are read.
 
 Scores, scaled and masked are as large as the pattern, the stream between the halves of a block is a sum, and what a
-feed-forward activates needs no weight. The same operation on the same numbers gives them again bit for bit.
+feed-forward activates needs no weight. The same operation on the same numbers, by as many threads, gives them again bit
+for bit.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def follows(
 ) -> Mapping[Target, tuple[Target, ...]]:
     """Which of the wanted values need not be stored, and those that each is made from.
 
-    Where all of a single text is not read `in_one_pass`, products and sums have other shapes and may round otherwise:
-    then only scaled and masked scores are made. Scores are made in a block that shows its pattern.
+    Where all of a single text is not read `in_one_pass`, operations have other shapes and may round otherwise: then
+    only scaled and masked scores are made. Scores are made in a block that shows its pattern.
     """
     sources_of = GATED if config.feedforward.gated else SOURCES
     known = {(target.name, target.picks): target for target in wanted}
@@ -65,7 +66,8 @@ def is_plain(config: ModelConfig, target: Target, edited: frozenset[str]) -> boo
     """Whether a value is what the model makes of its sources.
 
     An edit is stored as it comes; so are stages of attention without a causal mask, where what a step may see depends
-    on when it was taken, and what is made of an edited half of a product, which lies elsewhere then.
+    on when it was taken, and what is made of an edited half of a product: it lies elsewhere then, and where vectors end
+    elsewhere, what is left over rounds otherwise.
     """
     block, name = target.scope
     if name == "resid_mid":

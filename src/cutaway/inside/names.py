@@ -100,7 +100,10 @@ def shape_of(config: ModelConfig, name: str, n_rows: int, n_queries: int, n_keys
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Target:
-    """One name, and the parts of it that are meant: (word, spans) pairs, none for all of it. Equal to itself alone."""
+    """One name, and the parts of it that are meant: (word, spans) pairs, none for all of it.
+
+    Equal to itself alone: hundreds are looked up in each trace, and their words would be compared.
+    """
 
     name: str
     axes: Axes
@@ -192,18 +195,22 @@ def listed(patterns: Any) -> list[str]:
 
 @functools.lru_cache(maxsize=32)  # hundreds of names, often the same for many texts, and of a large model 0.4 MB
 def _fitting(config: ModelConfig, patterns: tuple[str, ...], texts: tuple[tuple[int, int], ...]) -> tuple[Target, ...]:
-    known = names(config)
     lengths = [(sizes(config, 1, n, n), n_prompt) for n_prompt, n in texts]
     found: dict[str, Target] = {}
     for pattern in patterns:
-        targets = matching(known, pattern)
+        targets = _matching(config, pattern)
         misfits = [next((m for pair in lengths if (m := t.misfit(*pair)) is not None), None) for t in targets]
         if all(misfits) or (any(misfits) and "*" not in pattern):
             raise InsideError(next(filter(None, misfits)))
         found |= {str(t): t for t, misfit in zip(targets, misfits, strict=True) if misfit is None}
-    order = {name: i for i, name in enumerate(known)}
+    order = {name: i for i, name in enumerate(names(config))}
     kept = (t for t in found.values() if not t.picks or t.name not in found)
     return tuple(sorted(kept, key=lambda t: order[t.name]))
+
+
+@functools.lru_cache(maxsize=64)  # the same for texts of any length
+def _matching(config: ModelConfig, pattern: str) -> tuple[Target, ...]:
+    return tuple(matching(names(config), pattern))
 
 
 def matching(known: Mapping[str, Axes], pattern: str) -> list[Target]:

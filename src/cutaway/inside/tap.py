@@ -147,7 +147,7 @@ class TraceTap(Tap):
             f"{scope}.{part}"
             for scope in self.scopes
             for parts, others in PRODUCTS.items()
-            if wholes.issuperset(f"{scope}.{part}" for part in parts)
+            if wholes.issuperset(whole := {f"{scope}.{part}" for part in parts}) and whole.isdisjoint(self.edits)
             for part in (*parts, *others)
         }
 
@@ -239,7 +239,8 @@ class TraceTap(Tap):
     def is_lent(self, name: str, value: Tensor) -> bool:
         """Whether a value lies in a product of which all parts are kept whole, such as that of x and W_Q, W_K and W_V.
 
-        So it is for one text whose q and k are not normed; keys and values from a cache lie elsewhere.
+        So it is for one text whose q and k are not normed; keys and values from a cache lie elsewhere, and so does what
+        an edit gave.
         """
         if name not in self.lending or len(self.rows) > 1:
             return False

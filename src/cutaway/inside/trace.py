@@ -255,8 +255,11 @@ def headless(model: Model, ids: list[int], *, keep: Sequence[str], grad: bool = 
 
 
 def in_one_pass(lengths: Sequence[tuple[int, int]]) -> bool:
-    """Whether (prompt, whole) lengths are those of a single text that is only read."""
-    return len(lengths) == 1 and lengths[0][0] == lengths[0][1]
+    """Whether (prompt, whole) lengths are those of a single text of several tokens that is only read.
+
+    One token goes through the loops of a step where nobody follows torch's operations, so who reads would matter.
+    """
+    return len(lengths) == 1 and lengths[0][0] == lengths[0][1] > 1
 
 
 def predict_bytes(

@@ -76,7 +76,7 @@ def exp(x):
     whole = shifted - ROUND
     rest = (x - whole * np.float32(0.693359375)) + whole * np.float32(2.12194440e-4)  # ln 2 in two parts, one exact
     series = np.float32(0.00138145983654034)
-    for factor in (0.008368716898080076, 0.0416683880511287, 0.1666652063151179, 0.4999999344776758, 1.0):
+    for factor in (0.008368716898080076, 0.0416683880511287, 0.1666652063151179, 0.4999999344776758, 1.0, 1.0):
         series = series * rest + np.float32(factor)
-    power, steps = np.float32(series * rest + np.float32(1)), np.float32(shifted).view(np.int32) << np.int32(23)
-    return np.int32(power.view(np.int32) + steps).view(np.float32)
+    power = np.int32((np.float32(shifted).view(np.int32) + np.int32(127)) << np.int32(23))
+    return series * power.view(np.float32)  # a product: whatever bits a NaN has, it stays one

@@ -72,7 +72,7 @@ def blank_line(typing_context: Any, target: Any) -> Any:
 
 @intrinsic
 def arrive(typing_context: Any) -> Any:
-    """Wait until all that this thread wrote can be read by others."""
+    """Wait until all that this thread wrote can be read by others: such stores may arrive in any order."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         builder.fence("seq_cst")

@@ -85,7 +85,7 @@ class Reference:
             scores = by_groups(q[:, :, queries], k[:, :, keys].mT, room)
             soften(scores, pattern, self.scale, mask.ranges, queries.start, keys.start)
             parts.append(by_groups(scores, v[:, :, keys]))
-        return in_order(parts)
+        return by_token(parts)
 
     def scores(self, q: Heads, k: Keys, mask: Mask) -> Float[Tensor, "B H T S"]:
         """q·kᵀ, bit for bit as a pass has it, and where no query looks besides."""
@@ -101,7 +101,7 @@ class Reference:
 
 def gather_near(pattern: Float[Tensor, "B H T S"], v: Keys, mask: Mask) -> Heads:
     """pattern @ v, each query over the keys in its reach."""
-    return in_order([by_groups(pattern[:, :, queries, keys], v[:, :, keys]) for queries, keys in chunks(mask, NEAR)])
+    return by_token([by_groups(pattern[:, :, queries, keys], v[:, :, keys]) for queries, keys in chunks(mask, NEAR)])
 
 
 def looks_ahead(x: Float[Tensor, "B H T S"], mask: Mask, blank: float) -> bool:
@@ -153,6 +153,6 @@ def joined(parts: Sequence[Tensor], dim: int = 2) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=dim)
 
 
-def in_order(parts: Sequence[Tensor]) -> Heads:
+def by_token(parts: Sequence[Tensor]) -> Heads:
     """What some queries after others gathered, laid as the output projection reads it: token by token."""
     return torch.cat([part.transpose(1, 2) for part in parts], dim=1).transpose(1, 2)

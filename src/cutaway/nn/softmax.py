@@ -1,4 +1,4 @@
-"""Softmax of masked scores in one loop: read once, written once, where single operations go over them four times."""
+"""Softmax of masked scores in one loop, while the cache has them, where single operations go over them four times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def soften(
 ) -> None:
     """Turn scores of t queries into softmax(scale · scores), over the keys of its range each, 0 elsewhere.
 
-    The same is written into the rows of these queries in the pattern.
+    They are written over, and must lie in one piece, as the pattern must; the same goes into its rows of these queries.
     """
     n_some, n_near = scores.shape[2:]
     few_rows.text_loops().SOFTEN[scores.dtype](

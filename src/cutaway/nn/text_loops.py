@@ -24,10 +24,13 @@ def in_order(bits):
 
 @njit(fastmath=FAST, error_model="numpy")
 def largest(x):
-    """The largest number, found among whole ones: the largest of fp32 is sought one by one, because of NaN."""
+    """The largest number, found among whole ones: the largest of fp32 is sought one by one, because of NaN.
+
+    A NaN may be passed over here; it makes the sum one.
+    """
     least = np.int32(-0x80000000)
     peak = least
-    for i in range(len(x)):  # their bits as they are: in order where one is positive
+    for i in range(len(x)):  # their bits as they are, which is quick, and in order where one is positive
         peak = max(peak, np.float32(x[i]).view(np.int32))
     if peak >= 0:
         return np.int32(peak).view(np.float32)
