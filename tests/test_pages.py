@@ -38,6 +38,17 @@ before = heap()
 while heap() == before: kept.append(torch.ones(1 << 18))
 print(heap() - before)
 """
+FOUND = """
+import sys
+import cutaway
+import torch
+if "room" in sys.argv: cutaway.pages.make_room(400 * 2**20)
+kept = [torch.ones(1 << 20) for _ in range(40)]
+large = torch.empty(50 << 20)
+lines = (line.split() for line in open("/proc/self/maps"))
+parts = [[int(end, 16) for end in line[0].split("-")] for line in lines if line[-1] == "[heap]"]
+print(int(any(begin <= large.data_ptr() < end for begin, end in parts)))
+"""
 STAYS = 100 * 2**20
 
 
@@ -61,6 +72,15 @@ def test_the_heap_grows_in_large_steps_unless_they_count() -> None:
     assert run(GROWN, "RLIMIT_DATA") < ROOM // 4
     share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE
     assert (run(GROWN) >= min(ROOM, share)) == (rule != "2")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_a_large_tensor_finds_the_room_that_was_made() -> None:
+    """With what is kept before it; where addresses count nothing is asked for."""
+    rule = Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip()
+    many = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE >= 400 * 2**20
+    assert run(FOUND, "room") == (rule != "2" and many)
+    assert run(FOUND, "room", MALLOC_TOP_PAD_="131072") == 0
 
 
 def stays(*arguments: str, **environment: str) -> int:

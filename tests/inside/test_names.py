@@ -100,10 +100,7 @@ def test_a_whole_value_makes_its_parts_unnecessary() -> None:
     ("pattern", "message"),
     [
         ("blocks.0.attn.patern", "did you mean blocks.0.attn.pattern"),
-        (
-            "blocks.9.attn.pattern",
-            r"blocks.9.attn.pattern is no value of this model: did you mean blocks.\d.attn.pattern",
-        ),
+        ("blocks.9.attn.pattern", r"blocks.9.attn.pattern: layer 9 is outside 0 to \d"),
         ("blocks.*.atn.pattern", "did you mean blocks.0.attn.pattern"),
         ("pattern", r"did you mean blocks.\d.attn.pattern"),
         ("zzz", "the names are tokens, positions"),

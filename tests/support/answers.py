@@ -83,7 +83,7 @@ def every_kind() -> list[Result]:
     words = [["mat", "floor", "·sofa", "the"][i % 4] for i in range(60)]
     lens = HeatMap(
         title="What each layer would say",
-        note="In each cell the likeliest next token; the darker, the likelier.",
+        note="In each cell the likeliest next token, shaded by its probability.",
         rows=[f"layer {i}" for i in range(6)],
         columns=WORDS,
         values=generator.uniform(0, 1, size=(6, 10)) ** 2,

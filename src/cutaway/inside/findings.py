@@ -38,7 +38,7 @@ ON_FIRST = 0.99
 MIN_TOKENS = 8  # of a text, before a pattern says anything
 SPIKE = 8.0  # standard deviations
 REACH = 20  # records before and behind that a loss is held against
-GRAM, N_NEW, N_PROMPT, REPEATED = 4, 96, 16, 0.5
+GRAM, N_NEW, REPEATED = 4, 96, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,11 @@ def findings(model: Reader, texts: Any, *, run: str | Path | None = None, limit:
     notes.append(
         f"{len(losses)} losses of the run's log were read." if run is not None else "No run was given: no log."
     )
-    if repeated is None:
-        notes.append("The continuation was too short to tell whether it repeats itself.")
+    notes.append(
+        "The continuation was too short to tell whether it repeats itself."
+        if repeated is None
+        else f"Of a greedy continuation {repeated:.0%} of all runs of {GRAM} tokens were written before."
+    )
     found = [*dead(size, effect), *collapsed(spread, first), *spikes(steps, losses), *not_numbers(missing)]
     return Findings(
         found=(*found, *repeats(repeated)),
@@ -288,8 +291,12 @@ def not_numbers(steps: Sequence[int]) -> list[Finding]:
 
 
 def repetition(model: Reader, ids: list[int]) -> float | None:
-    """The share of the 4-grams of a greedy continuation that it has written before; None if it is too short."""
-    prompt = ids[:N_PROMPT]
+    """The share of the 4-grams of a greedy continuation that it has written before; None if it is too short.
+
+    It goes on from the end of the text, as far back as leaves it room.
+    """
+    n_ctx = model.network.config.n_ctx
+    prompt = ids[-max(n_ctx - N_NEW, n_ctx // 2, 1) :]
     generations = model.generations([prompt], max_tokens=N_NEW, temperature=0)
     for _ in decode(model.network, generations):
         pass

@@ -139,7 +139,7 @@ class Lens(Result):
     def _says(self) -> HeatMap:
         return HeatMap(
             title="What each layer would say",
-            note="In each cell the likeliest next token; the darker, the likelier. The last row is the model's own.",
+            note="In each cell the likeliest next token, shaded by its probability. The last row is the model's own.",
             rows=self.rows,
             columns=self.labels[self.first :],
             values=self.top_probability[:, :, 0],

@@ -259,6 +259,9 @@ def parse(pattern: str) -> tuple[str, tuple[tuple[str, tuple[Span, ...]], ...]]:
 def no_such_name(name: str, known: Iterable[str]) -> str:
     """What to say about a name that there is not: the nearest ones that there are."""
     known, tail = list(known), name.rpartition(".")[2]
+    layer, n_layers = re.match(r"blocks\.(\d+)\.", name), sum(k.endswith(".resid_pre") for k in known)
+    if layer is not None and int(layer[1]) >= n_layers:
+        return f"{name}: layer {layer[1]} is outside 0 to {n_layers - 1}"
     near = difflib.get_close_matches(name.replace("*", "0"), known, n=3, cutoff=0.5)
     near = near or [k for k in known if k.endswith(f".{tail}")][:3]
     return f"{name} is no value of this model: " + (

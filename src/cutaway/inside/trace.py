@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from cutaway import pages
 from cutaway.config import ModelConfig
 from cutaway.errors import InsideError
 from cutaway.figures import plain
@@ -177,7 +178,10 @@ def watching(
     stored = [target for target in wanted if target not in derived]
     if wanted:
         itemsize = network.embed.weight.dtype.itemsize
-        check_bytes(bytes_of(config, tuple(stored), tuple(lengths), itemsize), limit, grad=grad)
+        taken = bytes_of(config, tuple(stored), tuple(lengths), itemsize)
+        check_bytes(taken, limit, grad=grad)
+        if max(taken.values()) >= pages.MAPPED:
+            pages.make_room(sum(taken.values()) + 2 * pages.MAPPED)
     rows = [Row(n_prompt=n_prompt) for n_prompt, _ in lengths]
     return Watch(network=network, tap=TraceTap(stored, aimed, grad=grad), rows=rows, wanted=wanted, derived=derived)
 
