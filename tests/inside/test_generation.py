@@ -151,7 +151,7 @@ def test_a_prompt_alone_is_read_when_no_token_is_wanted(model: LanguageModel) ->
         ({"trace": ["blocks.0.attn.patern"]}, InsideError, "did you mean blocks.0.attn.pattern"),
         ({"trace": "embed[position 12]"}, InsideError, "position 12 is outside 0 to 11"),
         ({"trace": "*", "limit": 1000}, InsideError, "the limit is 1000"),
-        ({"edits": [Scale("blocks.9.resid_post", 2.0)]}, InsideError, "blocks.9.resid_post is no value"),
+        ({"edits": [Scale("blocks.9.resid_post", 2.0)]}, InsideError, "blocks.9.resid_post: layer 9 is outside 0 to"),
         ({"edits": [Zero("tokens")]}, InsideError, "cannot be edited"),
         ({"edits": ["blocks.0.ff.out"]}, InsideError, "'blocks.0.ff.out' is no edit: give Zero"),
         ({"trace": "embed", "max_token": 3}, GenerationError, "did you mean max_tokens"),

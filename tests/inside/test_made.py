@@ -23,7 +23,7 @@ Build = Callable[..., LanguageModel]
 
 FIVE, NINE = [3, 14, 15, 9, 26], [5, 35, 8, 9, 7, 9, 3, 2, 38]
 SAME_WAY = ["blocks.*.attn.pattern", "blocks.*.attn.head_out"]  # a pass that rounds as one of which all is kept
-MADE = ("attn.scores", "attn.scaled", "attn.masked", "resid_mid", "ff.post")
+MADE = ("attn.scores", "attn.scaled", "attn.masked", "resid_mid", "ff.post", "attn.q", "attn.k", "attn.z")
 
 
 @pytest.mark.parametrize("near", [3, 128])
@@ -38,7 +38,8 @@ def test_what_is_made_is_what_the_pass_had(name: str, near: int, build: Build, m
         kinds = {entry.target.scope[1] for entry in made}
         assert ("resid_mid" in kinds) == (len(prompt) > 1)
         assert kinds <= set(MADE)
-        for key, value in model.trace(prompt, keep=[*SAME_WAY, "blocks.*.resid_mid"]).items():
+        stored_alone = [f"blocks.*.{kind}" for kind in ("resid_mid", "attn.q", "attn.k", "attn.z", "ff.post")]
+        for key, value in model.trace(prompt, keep=[*SAME_WAY, *stored_alone]).items():
             assert torch.equal(everything[key], value), key
         for layer in range(model.config.n_layers):
             scores, scaled, masked, pattern = (

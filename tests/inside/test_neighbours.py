@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused(build: Build) -> None:
         (3, {"by": "angle"}, "by = 'angle': it must be cosine or dot"),
         (3, {"space": "head"}, "space = 'head': it must be embedding or unembedding"),
         (3, {"k": 67}, "k = 67: it must be from 1 to 66"),
-        (TEXT, {"name": "blocks.9.resid_post"}, "did you mean"),
+        (TEXT, {"name": "blocks.9.resid_post"}, "layer 9 is outside 0 to 2"),
         (TEXT, {"name": "blocks.*.resid_post"}, "name one value of width 32"),
         (TEXT, {"name": "blocks.1.attn.z"}, "name one value of width 32"),
         (

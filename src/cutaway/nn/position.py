@@ -41,7 +41,11 @@ class Rotation:
     def __call__(
         self, q: Float[Tensor, "B H T Dh"], k: Float[Tensor, "B K T Dh"]
     ) -> tuple[Float[Tensor, "B H T Dh"], Float[Tensor, "B K T Dh"]]:
-        return (_rotate(q, *self.tables), _rotate(k, *self.tables)) if self.tables else (q, k)
+        return self.turn(q), self.turn(k)
+
+    def turn(self, x: Float[Tensor, "B heads T Dh"]) -> Float[Tensor, "B heads T Dh"]:
+        """One of both."""
+        return _rotate(x, *self.tables) if self.tables else x
 
 
 class NoPosition(nn.Module):

@@ -45,13 +45,13 @@ class Reference:
         scaled = tap("attn.scaled", self.scaled(scores, in_place=is_spare(tap, "attn.scores")))
         masked = tap("attn.masked", mask.hide(scaled, queries, keys, in_place=is_spare(tap, "attn.scaled")))
         pattern = tap("attn.pattern", softmax(masked).to(v.dtype))
-        return by_groups(pattern, v)
+        return by_groups(pattern, v.contiguous())  # wherever it lies, so that this can be done again bit for bit
 
     def scaled(self, scores: Float[Tensor, "B H T S"], *, in_place: bool = False) -> Float[Tensor, "B H T S"]:
         """Scores as the mask and the softmax read them."""
         return soft_cap((scores.mul_ if in_place else scores.mul)(self.scale), self.cap)
 
-    def is_near(self, q: Heads, k: Keys) -> bool:
+    def is_near(self, q: Tensor, k: Tensor) -> bool:
         """Whether `attend_near` is for these."""
         return self.cap is None and q.dtype is torch.float32 and few_rows.computable(q, k)
 
@@ -80,6 +80,7 @@ class Reference:
     def fill(self, pattern: Float[Tensor, "B H T S"], q: Heads, k: Keys, v: Keys, mask: Mask) -> Heads:
         """Write the pattern, and gather by each piece of it before the next."""
         n_rows, n_heads, n_queries, _ = q.shape
+        v = v.contiguous()
         parts, room = [], q.new_empty(n_rows * n_heads * min(n_queries, NEAR) * k.shape[2])  # for all pieces the same
         for queries, keys in chunks(mask, NEAR):
             scores = by_groups(q[:, :, queries], k[:, :, keys].mT, room)
@@ -98,9 +99,14 @@ class Reference:
             rows.append(joined(products, dim=3))
         return joined(rows)
 
+    def gathered(self, pattern: Float[Tensor, "B H T S"], v: Keys, mask: Mask) -> Heads:
+        """z of a pattern that looks no further than the mask lets it, bit for bit as a pass has it."""
+        return gather_near(pattern, v, mask) if self.is_near(v, v) else by_groups(pattern, v.contiguous())
+
 
 def gather_near(pattern: Float[Tensor, "B H T S"], v: Keys, mask: Mask) -> Heads:
     """pattern @ v, each query over the keys in its reach."""
+    v = v.contiguous()
     return by_token([by_groups(pattern[:, :, queries, keys], v[:, :, keys]) for queries, keys in chunks(mask, NEAR)])
 
 
