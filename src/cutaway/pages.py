@@ -48,15 +48,17 @@ def share() -> int:
 
 
 def make_room(n: int) -> None:
-    """Let the heap have n bytes free in one piece; up to what is held, and where its steps are set here.
+    """Let the heap have n bytes free, where its steps are set here and that is no more than it holds when it is freed.
 
     A tensor from MAPPED on that finds no room in it is mapped for itself, and its pages are new each time: of a trace
     of 512 tokens of SmolLM2 the logits alone took a fifth of a pass. Nothing is written, so no memory is taken yet.
     """
     if _heap is None or threading.current_thread() is not threading.main_thread():  # others have heaps of their own
         return
+    if n + ROOM > min(HELD, share()):  # it would go back at once, and what was held with it
+        return
     piece = MAPPED // 2
-    for address in [_heap.malloc(piece) for _ in range(min(n, HELD, share()) // piece)]:
+    for address in [_heap.malloc(piece) for _ in range(n // piece)]:
         _heap.free(address)
 
 

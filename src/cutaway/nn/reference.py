@@ -100,7 +100,10 @@ class Reference:
         return joined(rows)
 
     def gathered(self, pattern: Float[Tensor, "B H T S"], v: Keys, mask: Mask) -> Heads:
-        """z of a pattern that looks no further than the mask lets it, bit for bit as a pass has it."""
+        """z of a pattern that looks no further than the mask lets it, bit for bit as a pass has it.
+
+        The values tell which way that went, as queries and keys do there: all three are of one type in one place.
+        """
         return gather_near(pattern, v, mask) if self.is_near(v, v) else by_groups(pattern, v.contiguous())
 
 
