@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cutaway.errors import ContextError, InsideError
-from cutaway.inside.edits import Add, Scale, Zero
+from cutaway.inside.edits import Add, Edit, Scale, Zero
 from cutaway.inside.names import fitting, names
 from cutaway.inside.tap import TraceTap
 from cutaway.inside.trace import Trace, predict_bytes
@@ -361,3 +361,33 @@ def test_a_text_longer_than_the_context_is_refused_and_a_generation_ends_there(b
     assert len(trace.tokens) == 64
     assert len(trace.new_tokens) == 2
     assert trace["embed"].shape == (1, 64, 32)
+
+
+def test_a_probe_learns_from_what_was_kept(build: Build) -> None:
+    """Kept values are ordinary tensors: they may be multiplied by what has a gradient, and changed."""
+    trace = build("llama").trace([3, 14, 15, 9, 26])
+    for name in ("blocks.1.resid_post", "blocks.1.attn.v", "blocks.1.ff.pre", "blocks.1.attn.q"):
+        value = trace[name]
+        probe = torch.ones(value.shape[-1], requires_grad=True)
+        (value @ probe).sum().backward()
+        assert probe.grad is not None
+        assert torch.allclose(probe.grad, value.flatten(0, -2).sum(0), atol=1e-5)
+        assert not value.is_inference()
+        value.clone().mul_(2)
+
+
+class Climbing(Edit):
+    """Asks for a gradient inside the pass."""
+
+    def __call__(self, part: Tensor, site: object) -> Tensor:
+        with torch.enable_grad():
+            x = part.detach().requires_grad_()
+            (slope,) = torch.autograd.grad((x * x).sum(), x)
+        return slope
+
+
+def test_an_edit_may_take_gradients_of_its_own(build: Build) -> None:
+    model = build("llama")
+    plain = model.trace([3, 14, 15], keep="blocks.0.ff.out")["blocks.0.ff.out"]
+    edited = model.trace([3, 14, 15], keep="blocks.0.ff.out", edits=[Climbing("blocks.0.ff.out")])["blocks.0.ff.out"]
+    assert torch.allclose(edited, 2 * plain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -24,11 +25,23 @@ Of = Callable[[Tensor], Tensor] | tuple[int, int] | Literal["loss"]
 @torch.no_grad()
 def run_texts(network: Transformer, tap: TraceTap, rows: Sequence[Row], texts: Sequence[list[int]]) -> None:
     """One pass over whole texts, and the head for those positions that somebody wants to see behind it."""
-    x, n_new = residual(network, tap, rows, texts)
-    first = tap.first_behind(n_new)
-    tap.begin(rows, [first] * len(rows), [n - first for n in n_new])
-    network.unembed(x[:, first:], tap)
-    tap.settle()
+    with unrecorded(network, tap):
+        x, n_new = residual(network, tap, rows, texts)
+        first = tap.first_behind(n_new)
+        tap.begin(rows, [first] * len(rows), [n - first for n in n_new])
+        network.unembed(x[:, first:], tap)
+        tap.settle()
+
+
+def unrecorded(network: Transformer, tap: TraceTap) -> AbstractContextManager[object]:
+    """Leaves out what torch notes of views and changes for a later gradient: of a short pass a fiftieth.
+
+    Unlike in inference mode, what comes of it may be used with gradients. Not where an edit may want some of its own,
+    nor for weights that are more than plain tensors.
+    """
+    below = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", None)
+    is_plain = type(network.embed.weight) is torch.nn.Parameter
+    return nullcontext() if below is None or tap.edits or not is_plain else below()
 
 
 def residual(
