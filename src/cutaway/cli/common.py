@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,6 +66,9 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+HEAD_START = 3  # that the process which speaks has before others of its machine end with an error [s]
+
+
 def tell(kind: str, message: str) -> None:
     """One line on standard error, whatever the message holds: a file's own words may hold control characters.
 
@@ -72,6 +76,8 @@ def tell(kind: str, message: str) -> None:
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"{kind}: {' '.join(message.split()).translate(CONTROLS)}", file=sys.stderr, flush=True)
+    elif kind == "error":
+        time.sleep(HEAD_START)  # the launcher ends all as soon as one has failed, also the one that speaks
 
 
 def _tell_warning(
