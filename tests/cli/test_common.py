@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from cutaway.cli import common
 from cutaway.cli.common import as_text, leaving_at_once, reported
 from cutaway.errors import ConfigError, TokenizerError
 from cutaway.show.terminal import count, size
@@ -163,3 +164,15 @@ def test_ctrl_c_is_an_exception_again_once_the_model_is_there() -> None:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_of_several_processes_those_that_do_not_speak_end_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the launcher would end the one that speaks before it has."""
+    waited: list[float] = []
+    monkeypatch.setattr(common.time, "sleep", waited.append)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        common.tell("error", "as it was")
+    assert (capsys.readouterr().err, waited) == ("error: as it was\n", [common.HEAD_START])

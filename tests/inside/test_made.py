@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cutaway import pages
 from cutaway.inside.edits import Add, Edit, KnockOut, Scale
 from cutaway.inside.names import names
 from cutaway.inside.values import Entry
@@ -194,6 +195,16 @@ def test_an_edited_stage_is_stored_as_the_pass_had_it(build: Build) -> None:
     doubled = model.trace(FIVE, keep=both, edits=[Scale("blocks.1.attn.scores", 2.0)])
     alone = model.trace(FIVE, keep="blocks.1.attn.masked", edits=[Scale("blocks.1.attn.scores", 2.0)])
     assert torch.equal(doubled["blocks.1.attn.masked"], alone["blocks.1.attn.masked"])
+
+
+def test_room_is_made_for_what_is_too_large_for_the_heap(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(pages, "make_room", asked.append)
+    build("llama").trace(NINE)
+    assert not asked
+    monkeypatch.setattr(pages, "MAPPED", 1)
+    held = build("llama").trace(NINE).n_bytes
+    assert asked == [held + 2]
 
 
 def test_both_halves_of_a_gate_lie_in_one_product(build: Build) -> None:

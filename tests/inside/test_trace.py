@@ -373,6 +373,7 @@ def test_a_probe_learns_from_what_was_kept(build: Build) -> None:
         assert probe.grad is not None
         assert torch.allclose(probe.grad, value.flatten(0, -2).sum(0), atol=1e-5)
         assert not value.is_inference()
+        assert not value._is_view(), "nothing was noted for a gradient"
         value.clone().mul_(2)
 
 

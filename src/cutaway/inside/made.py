@@ -48,7 +48,7 @@ GATED = SOURCES | {"ff.post": ("ff.pre", "ff.up")}
 UNEDITED = {  # besides itself
     "attn.q": SOURCES["attn.q"],
     "attn.k": SOURCES["attn.k"],
-    **dict.fromkeys(("attn.scores", "attn.scaled", "attn.masked"), ("attn.scaled", "attn.masked")),
+    **dict.fromkeys(STAGES[:3], ("attn.scaled", "attn.masked")),
     "attn.z": STAGES,
     "ff.post": ("ff.pre", "ff.up"),
 }

@@ -180,7 +180,7 @@ def watching(
         itemsize = network.embed.weight.dtype.itemsize
         taken = bytes_of(config, tuple(stored), tuple(lengths), itemsize)
         check_bytes(taken, limit, grad=grad)
-        if max(taken.values()) >= pages.MAPPED:
+        if network.embed.weight.is_cpu and max(taken.values()) >= pages.MAPPED:
             pages.make_room(sum(taken.values()) + 2 * pages.MAPPED)
     rows = [Row(n_prompt=n_prompt) for n_prompt, _ in lengths]
     return Watch(network=network, tap=TraceTap(stored, aimed, grad=grad), rows=rows, wanted=wanted, derived=derived)
